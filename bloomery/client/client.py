@@ -35,6 +35,7 @@ from bloomery.types.resources import (
     NewKey,
     Price,
     Run,
+    RunOptions,
     Span,
     SpanDetail,
     Status,
@@ -83,12 +84,14 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def create_run(self, base_model: str, rank: int, *, idempotency_key: str | None = None, **options: Any) -> TrainingRun:
-        """Create a LoRA run, or with rank 0 one of all parameters; `options` are the other fields of `CreateRun`.
+    def create_run(
+        self, base_model: str, rank: int, *, seed: int | None = None, idempotency_key: str | None = None, **options: Unpack[RunOptions]
+    ) -> TrainingRun:
+        """Create a LoRA run, or with rank 0 one of all parameters. Without a seed the server draws one.
 
         A program that gives an `idempotency_key` and is started again finds the run that it made before.
         """
-        body = CreateRun(base_model=base_model, rank=rank, **options)
+        body = CreateRun(base_model=base_model, rank=rank, seed=seed, **options)
         # The server may die after it made the run and before it said so: asked again under the same key, it finds that run.
         headers = {"x-idempotency-key": idempotency_key or secrets.token_hex(16)}
         made = self._http.post("/api/v1/runs", body.model_dump(), repeatable=True, headers=headers)

@@ -14,6 +14,7 @@ from bloomery.recipes.distill import DISTANCE, DistillConfig
 from bloomery.recipes.rollouts import Problem, RolloutConfig
 from bloomery.types.jobs import Compared, JobResult, JobSpec
 from bloomery.types.methods import Distillation
+from bloomery.types.resources import RunOptions
 from bloomery.types.statistics import mean_of
 
 _SAMPLES: Final = 4
@@ -60,7 +61,7 @@ def compare_distances(work: Work, both: Both, held_out: Sequence[Problem], confi
     return [paired(DISTANCE, [old for old, _ in known], [new for _, new in known], higher_is_better=False)]
 
 
-def distill_config(spec: JobSpec, run_options: dict[str, object], request: str) -> DistillConfig:
+def distill_config(spec: JobSpec, run_options: RunOptions, request: str) -> DistillConfig:
     """The recipe's settings of a resolved spec."""
     method = spec.method
     assert isinstance(method, Distillation)

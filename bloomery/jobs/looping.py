@@ -17,6 +17,7 @@ from bloomery.types.datasets import PromptRow
 from bloomery.types.errors import Gone, InvalidInput, WorkerError
 from bloomery.types.jobs import JobSpec
 from bloomery.types.methods import EarlyStopping, Optimizer
+from bloomery.types.resources import RunOptions
 from bloomery.types.wire import Wire
 
 _LOOKS: Final = "looked_at"
@@ -94,7 +95,7 @@ def _conversation(problem: Problem) -> list[dict[str, Any]]:
     return row.messages
 
 
-def policy_config(spec: JobSpec, optimizer: Optimizer, steps: int, run_options: dict[str, object], request: str) -> PolicyConfig:
+def policy_config(spec: JobSpec, optimizer: Optimizer, steps: int, run_options: RunOptions, request: str) -> PolicyConfig:
     """The recipe's settings of what is trained, of a resolved spec."""
     start, begin = None, spec.begin
     assert spec.seed is not None

@@ -24,6 +24,7 @@ from bloomery.types.errors import InvalidInput
 from bloomery.types.graders import GraderAttack
 from bloomery.types.jobs import Compared, JobResult, JobSpec
 from bloomery.types.methods import Clip, Reinforcement
+from bloomery.types.resources import RunOptions
 
 Opened = Callable[[], AbstractContextManager[Grade | Environment]]
 """Rewards by the grader that is trained on, within a `with`."""
@@ -189,7 +190,7 @@ def compare_rewards(
     return [paired(name, [old for old, _ in rewards], [new for _, new in rewards], higher_is_better=True)]
 
 
-def grpo_config(spec: JobSpec, run_options: dict[str, object], request: str) -> GrpoConfig | async_grpo.AsyncGrpoConfig:
+def grpo_config(spec: JobSpec, run_options: RunOptions, request: str) -> GrpoConfig | async_grpo.AsyncGrpoConfig:
     """The recipe's settings of a resolved spec."""
     method = spec.method
     assert isinstance(method, Reinforcement)

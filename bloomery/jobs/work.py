@@ -2,7 +2,7 @@
 
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from bloomery.client import Client
 from bloomery.jobs.guard import Guard
@@ -15,7 +15,7 @@ from bloomery.types.errors import BloomeryError, Gone
 from bloomery.types.jobs import Compared, Job, JobResult, JobSpec
 from bloomery.types.leases import LentAgent
 from bloomery.types.methods import EarlyStopping, Optimizer
-from bloomery.types.resources import Fidelity
+from bloomery.types.resources import Fidelity, RunOptions
 
 BEGIN: Final = "begin"
 """Names the snapshot of what a job began with."""
@@ -72,7 +72,7 @@ class Work:
         return f"job {self.job.id}"
 
     @property
-    def run_options(self) -> dict[str, Any]:
+    def run_options(self) -> RunOptions:
         """Of that run, beside its rank and seed."""
         return {"alpha": self.spec.alpha, "name": self.spec.name, "metadata": {"job": self.job.id}}
 

@@ -3,7 +3,7 @@
 Times are integer microseconds since the epoch, UTC. Operations and their results are not here: they travel as msgpack (`types/operations`).
 """
 
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypedDict, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -52,6 +52,17 @@ class CreateRun(Resource):
     train_unembed: bool = True
     name: str | None = None
     metadata: dict[str, str] = {}
+
+
+class RunOptions(TypedDict, total=False):
+    """What `CreateRun` may say beside a base model, a rank and a seed."""
+
+    alpha: float
+    train_attn: bool
+    train_mlp: bool
+    train_unembed: bool
+    name: str | None
+    metadata: dict[str, str]
 
 
 class Run(Resource):

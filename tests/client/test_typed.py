@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, Unpack, get_args, get_origin, get_type_hints
 
 import pytest
 
 from bloomery.client import Client
 from bloomery.client.client import Spans
 from bloomery.client.evaluations import Evaluations
+from bloomery.types.resources import CreateRun
 from tests.api.server import serving
 
 Parameters = dict[str, dict[str, Any]]
@@ -23,8 +24,9 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
 def taken(method: Callable[..., object]) -> dict[str, Any]:
     """The types of what a method may be given by name, `Unpack` unpacked."""
     hints = get_type_hints(method)
-    named = {name: kind for name, kind in hints.items() if name not in ("return", "wanted")}
-    return named | (get_type_hints(get_args(hints["wanted"])[0]) if "wanted" in hints else {})
+    unpacked = {name: kind for name, kind in hints.items() if get_origin(kind) is Unpack}
+    named = {name: kind for name, kind in hints.items() if name != "return" and name not in unpacked}
+    return named | {name: kind for each in unpacked.values() for name, kind in get_type_hints(get_args(each)[0]).items()}
 
 
 @pytest.mark.parametrize(
@@ -41,6 +43,12 @@ def test_a_method_takes_what_its_route_does(paths: dict[str, Any], method: Calla
     given = taken(method)
     assert Any not in given.values()
     assert {"kind" if name == "kinds" else name for name in given} | beside == {each["name"] for each in paths[path]["get"]["parameters"]}
+
+
+def test_a_run_takes_the_fields_of_its_body_as_they_are_typed_there() -> None:
+    given = taken(Client.create_run)
+    assert given.pop("idempotency_key") == str | None
+    assert given == {name: field.annotation for name, field in CreateRun.model_fields.items()}
 
 
 def test_a_judgement_takes_what_its_route_does(tmp_path: Path) -> None:
