@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.line import Line, parser_of
+from bench.weights import rounded, widened
 from bloomery.store.objects import Folder
 from bloomery.sync.chain.publisher import PublishConfig, Published, Publisher
 from bloomery.sync.chain.receiver import Receiver
@@ -101,10 +102,10 @@ class Model:
         self._chance = np.random.default_rng(seed)
         scale = 0.03 * np.exp(0.3 * self._chance.standard_normal((rows, 1), dtype=np.float32))
         drawn = (self._chance.standard_t(8, (rows, COLUMNS)).astype(np.float32) * scale).astype(np.float32)
-        bits = _bf16(drawn)
+        bits = rounded(drawn)
         # Anywhere within the unit that rounds to these bits: between the neighbours half a unit away.
-        unit = _float32(bits + np.uint16(1)) - _float32(bits)
-        self._master = _float32(bits) + unit * self._chance.uniform(-0.499, 0.499, drawn.shape).astype(np.float32)
+        unit = widened(bits + np.uint16(1)) - widened(bits)
+        self._master = widened(bits) + unit * self._chance.uniform(-0.499, 0.499, drawn.shape).astype(np.float32)
         self._towards = np.where(self._chance.random(drawn.shape, dtype=np.float32) < 0.5, -PERSISTENT, PERSISTENT).astype(np.float32)
         self._momentum = self._towards + np.float32(np.sqrt((1 - BETA1) / (1 + BETA1))) * self._noise()
         self._learning_rate = np.float32(learning_rate)
@@ -119,7 +120,7 @@ class Model:
 
     def weights(self) -> MemoryWeights:
         """What is served, as it is now."""
-        parts = np.split(_bf16(self._master), len(self.layout.tensors))
+        parts = np.split(rounded(self._master), len(self.layout.tensors))
         return MemoryWeights(self.layout, {tensor.name: np.ascontiguousarray(part) for tensor, part in zip(self.layout.tensors, parts, strict=True)})
 
     def _noise(self) -> NDArray[np.float32]:
@@ -265,16 +266,6 @@ def _changed(old: MemoryWeights, new: MemoryWeights) -> float:
 
 def _size(published: Published, kind: str) -> int:
     return sum(step.object.size for step in published.manifest.steps if step.kind == kind)
-
-
-def _bf16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """Bits of the nearest, to even where two are as near."""
-    bits = values.view(np.uint32)
-    return ((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)).astype(np.uint16)
-
-
-def _float32(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
-    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
 if __name__ == "__main__":

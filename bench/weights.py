@@ -85,8 +85,7 @@ def _weights(shape: Shape, rng: np.random.Generator) -> Floats:
         weights = scale * rng.standard_normal(size, np.float32) / np.sqrt(rng.standard_gamma(4, size, np.float32) / 4)
     bits = rounded(weights)
     step = np.ldexp(np.float32(1), ((bits >> 7) & 0xFF).astype(np.int32) - 134)
-    value: Floats = (bits.astype(np.uint32) << 16).view(np.float32)
-    masters: Floats = value + step * (rng.random(size, np.float32) - np.float32(0.5))
+    masters: Floats = widened(bits) + step * (rng.random(size, np.float32) - np.float32(0.5))
     return masters
 
 
@@ -103,3 +102,8 @@ def rounded(values: Floats) -> Bits:
     """As bits of bf16, the nearest, of two the even one."""
     bits = values.view(np.uint32)
     return ((bits + (0x7FFF + ((bits >> 16) & 1))) >> 16).astype(np.uint16)
+
+
+def widened(bits: Bits) -> Floats:
+    """What such bits are in float32."""
+    return (bits.astype(np.uint32) << 16).view(np.float32)
