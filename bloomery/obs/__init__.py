@@ -1,1 +1,1 @@
-"""Observation: logs, failpoints, tasks in the background, what hangs, what a machine has and what its disk keeps; standard library only."""
+"""Observation: logs, failpoints, tasks in the background, and what a machine has; standard library only."""

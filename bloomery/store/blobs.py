@@ -15,7 +15,7 @@ from typing import NamedTuple
 import obstore
 from obstore.store import LocalStore, ObjectStore
 
-from bloomery.obs.durable import make_directory, sync_directory
+from bloomery.disk.durable import make_directory, sync_directory
 from bloomery.obs.failpoints import failpoint
 from bloomery.store.objects import Bucket, Folder, Prefixed
 from bloomery.types.errors import Corrupt, NotFound

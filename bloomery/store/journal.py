@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from bloomery.obs.durable import make_directory
+from bloomery.disk.durable import make_directory
 from bloomery.store.segments import Held, Lane, Record, Torn, damage, last_seq, lowest_seq, named_seq, readable, segments
 from bloomery.types.errors import Corrupt, Gone, NotFound
 from bloomery.types.operations import Operation, Result

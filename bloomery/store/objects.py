@@ -24,8 +24,8 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 from obstore.store import ObjectStore, S3Store
 
-from bloomery.obs.durable import make_directory, sync_directory
-from bloomery.obs.patience import Patience, went_on
+from bloomery.disk.durable import make_directory, sync_directory
+from bloomery.store.patience import Patience, went_on
 from bloomery.types.errors import BloomeryError, Corrupt, NotFound, Unavailable, reason
 from bloomery.types.objects import Objects, Stored, check_key, is_key
 

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from xxhash import xxh3_64_intdigest, xxh32_intdigest
 
-from bloomery.obs.durable import sync_directory
+from bloomery.disk.durable import sync_directory
 from bloomery.obs.failpoints import failpoint
 from bloomery.types.errors import Corrupt, Gone, NotFound
 

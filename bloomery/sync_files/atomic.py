@@ -13,7 +13,7 @@ from pathlib import Path
 from shutil import rmtree
 from typing import BinaryIO, Final, NamedTuple
 
-from bloomery.obs.durable import make_directory, sync_directory, sync_tree
+from bloomery.disk.durable import make_directory, sync_directory, sync_tree
 from bloomery.types.errors import Conflict
 
 _NO_LINKS: Final = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})

@@ -18,7 +18,7 @@ from typing import BinaryIO, Final, NamedTuple
 import zstandard
 
 from bloomery.config.data_dir import DataDir
-from bloomery.obs.durable import sync_directory, sync_tree
+from bloomery.disk.durable import sync_directory, sync_tree
 from bloomery.types.errors import Conflict, InvalidInput, NotFound
 from bloomery.up.layout import check_version
 

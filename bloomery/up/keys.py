@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from bloomery.obs.durable import write_privately
+from bloomery.disk.durable import write_privately
 from bloomery.types.errors import InvalidInput
 from bloomery.types.keys import PREFIX, new_key
 

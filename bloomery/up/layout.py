@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from bloomery.config.data_dir import DataDir
-from bloomery.obs.durable import make_directory, write_privately
+from bloomery.disk.durable import make_directory, write_privately
 from bloomery.types.errors import Conflict, Corrupt, InvalidInput
 
 CURRENT: Final = 1

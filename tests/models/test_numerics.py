@@ -18,7 +18,7 @@ from tests.test_layers import internal, module_name, package
 from tests.train.builders import VOCAB, decoder
 
 FORWARDS = ("models.decoder", "models.head", "models.kernel_probe", "train.run", "infer.sampler")
-COMPUTE_NOTHING = {"types", "obs", "sync"}
+COMPUTE_NOTHING = {"types", "obs", "disk", "sync"}
 """The slab holds data, and `sync` reads weights without changing any."""
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from bloomery.obs.durable import write_privately
+from bloomery.disk.durable import write_privately
 from bloomery.types.errors import InvalidToken
 from bloomery.types.ids import now_us
 

@@ -15,7 +15,7 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from bloomery.obs.durable import sync_directory
+from bloomery.disk.durable import sync_directory
 from bloomery.sync.chain.state import Version
 from bloomery.sync.codec.delta import States
 from bloomery.sync.codec.layout import Chunk, Layout

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from blake3 import blake3
 
-from bloomery.obs.durable import replace
+from bloomery.disk.durable import replace
 from bloomery.sync.chain.plan import Known
 from bloomery.sync.codec.delta import States
 from bloomery.sync.codec.layout import Chunk, Weights

@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from bloomery.obs import patience
-from bloomery.obs.patience import Patience, went_on
+from bloomery.store import patience
+from bloomery.store.patience import Patience, went_on
 from bloomery.types.errors import NotFound, Unavailable
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bloomery.config.data_dir import DataDir
-from bloomery.obs.durable import write_privately
+from bloomery.disk.durable import write_privately
 from bloomery.services.access.tokens import signing_key
 from bloomery.up import layout
 from bloomery.up.backup import backup, restore
