@@ -6,8 +6,6 @@ is written whole and raw: to tell them apart would take longer than a disk takes
 
 import logging
 import math
-import mmap
-import tempfile
 from pathlib import Path
 from threading import Lock, Thread
 from typing import Final
@@ -17,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bloomery.disk.mapped import mapped_file, nameless_file
 from bloomery.models.decoder import Decoder
 from bloomery.models.load import fill, stored_tensors
 from bloomery.models.rests import rest
@@ -247,9 +246,6 @@ def _bits(flat: Tensor) -> Bits:
 
 def _kept(blob: bytes, scratch: Path | None) -> memoryview:
     """The same bytes in a file that goes with them, so that they need no memory."""
-    if scratch is not None:
-        scratch.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=scratch) as file:
+    with nameless_file(scratch) as file:
         file.write(blob)
-        file.flush()
-        return memoryview(mmap.mmap(file.fileno(), len(blob), access=mmap.ACCESS_READ))
+        return mapped_file(file)

@@ -5,9 +5,6 @@ against the hashes that name them, what leads from one version to the next again
 manifest by whoever asked.
 """
 
-import mmap
-import os
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Lock
@@ -16,6 +13,7 @@ from typing import Final, NamedTuple, Protocol
 import numpy as np
 from blake3 import blake3
 
+from bloomery.disk.mapped import room
 from bloomery.sync.chain import lease as leases
 from bloomery.sync.chain import manifest as manifests
 from bloomery.sync.chain import objects as named
@@ -178,7 +176,7 @@ class RunChain:
         layout = layout_of(manifest)
         specs = {tensor.name: TensorSpec(tensor.dtype, tensor.shape) for tensor in layout.tensors}
         header = tensor_file.header(specs, tensor_file.METADATA)
-        blob = _room(len(header) + layout.size_bytes, scratch)
+        blob = room(len(header) + layout.size_bytes, scratch)
         blob[: len(header)] = header
         weights = weights_of(blob)
         for move, delta in self.way(manifest.state, None):
@@ -264,15 +262,6 @@ def _apply(delta: Delta, weights: Target) -> None:
             weights.write(chunk, changes.indices, changes.values)
         elif delta.kind == "base":
             weights.write_all(chunk, np.zeros(chunk.numel, chunk.unsigned))
-
-
-def _room(size_bytes: int, scratch: Path | None) -> memoryview:
-    """A file without a name, mapped to be written to. A disk without room for all of it is an error here, and would kill whoever writes later."""
-    if scratch is not None:
-        scratch.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=scratch) as file:
-        os.posix_fallocate(file.fileno(), 0, size_bytes)
-        return memoryview(mmap.mmap(file.fileno(), size_bytes))
 
 
 def _elements(blob: bytes | memoryview, dtype: str, numel: int, start: int) -> Bits:

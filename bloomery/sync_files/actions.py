@@ -12,10 +12,11 @@ from filecmp import cmp
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from bloomery.disk.mapped import mapped
 from bloomery.sync.codec.applying import check_sample, patch
 from bloomery.sync.codec.container import Head
 from bloomery.sync.codec.delta import Choice, Delta, Told, write
-from bloomery.sync.codec.files import OWN_INDEX, FileWeights, beside, mapped, naming
+from bloomery.sync.codec.files import OWN_INDEX, FileWeights, beside, naming
 from bloomery.sync.codec.layout import Chunk
 from bloomery.sync.codec.merge import write_merged
 from bloomery.sync_files import foreign

@@ -9,17 +9,16 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from tempfile import TemporaryFile
-from typing import Any, BinaryIO, Final, NamedTuple, cast
+from typing import Any, BinaryIO, Final, NamedTuple
 
 import msgspec
 from sqlalchemy import Connection, Row, delete, insert, select, update
 
+from bloomery.disk.mapped import mapped_file, nameless_file
 from bloomery.obs.failpoints import failpoint
 from bloomery.services.batches.batch_rows import now, switch
 from bloomery.services.batches.requests import Request, Requests
 from bloomery.services.data.files import Files, add_file
-from bloomery.services.data.stored_rows import mapped
 from bloomery.store import rows
 from bloomery.store.blobs import AsyncBlobs
 from bloomery.store.database import Database
@@ -149,12 +148,11 @@ class Finisher:
 
     async def _written(self, batch: Row[Any], what: str, lines: Iterator[bytes]) -> tuple[File, str] | None:
         """A file of these lines, unless there are none."""
-        with TemporaryFile(dir=self._scratch) as opened:
-            file = cast(BinaryIO, opened)
+        with nameless_file(self._scratch) as file:
             digest = await asyncio.to_thread(_write, file, lines)
             if file.tell() == 0:
                 return None
-            data, created_us = mapped(file), now_us()
+            data, created_us = mapped_file(file), now_us()
             key = f"files/{digest.hex()}"
             await self._files.put(key, data)
             asked = NewBatch.model_validate_json(batch.asked)

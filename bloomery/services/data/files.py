@@ -10,11 +10,11 @@ from typing import Any, BinaryIO, Final
 
 from sqlalchemy import ColumnElement, Connection, Row, delete, insert, or_, select
 
+from bloomery.disk.mapped import mapped_file
 from bloomery.services.access.principal import Principal
 from bloomery.services.access.repeats import Repeatable, answer_before, once
 from bloomery.services.data.datasets import Datasets
 from bloomery.services.data.reading import refusal
-from bloomery.services.data.stored_rows import mapped
 from bloomery.services.one_row import one_row
 from bloomery.store import rows
 from bloomery.store.blobs import AsyncBlobs, Blobs
@@ -76,7 +76,7 @@ class Files:
             return known
         kind = await self._kind_of(p, content) if given.purpose == "fine-tune" else None
         _require_content(content)
-        key, now, data = f"files/{digest.hex()}", now_us(), mapped(content)
+        key, now, data = f"files/{digest.hex()}", now_us(), mapped_file(content)
         await self.put(key, data)
         file = File(
             id=new_id("file"),

@@ -8,17 +8,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import chain
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Any, NamedTuple
 
 from blake3 import blake3
 
+from bloomery.disk.mapped import mapped_file, nameless_file
 from bloomery.services.data.dataset_rows import HELD_OUT, Assembled, assemble
 from bloomery.services.data.reading import Reading, Source, regrouped
 from bloomery.services.data.row import Row, group_of
 from bloomery.services.data.row_kinds import Broken
 from bloomery.services.data.splitting import Divided, divide
-from bloomery.services.data.stored_rows import Blob, Spool, mapped, write_blob
+from bloomery.services.data.stored_rows import Blob, Spool, write_blob
 from bloomery.store.blobs import Blobs
 from bloomery.types.datasets import OnError, RowKind, SplitChoice, Validation
 from bloomery.types.errors import InvalidInput, Unavailable
@@ -132,10 +132,10 @@ def prepare_split(parent: Blob, ground: Ground, kind: RowKind, choice: SplitChoi
 
 def build(prepared: Prepared, ground: Ground, recipe: dict[str, Any], blobs: Blobs, scratch: Path | None) -> Built:
     """Write the blobs."""
-    with TemporaryFile(dir=scratch) as file:
+    with nameless_file(scratch) as file:
         written = write_blob(prepared.assembled.splits, file)
         key = f"datasets/{written.content}.jsonl.zst"
-        blobs.put(key, mapped(file))
+        blobs.put(key, mapped_file(file))
     rejected_key = None
     if prepared.rejected is not None:
         rejected_key = f"datasets/{blake3(prepared.rejected).hexdigest()}.rejected.zst"

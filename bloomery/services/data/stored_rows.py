@@ -6,7 +6,6 @@ end, in a frame that zstd skips: reading a page costs a block. Blobs of earlier 
 
 import io
 import json
-import mmap
 import struct
 import sys
 import tempfile
@@ -126,12 +125,6 @@ def _in_blocks(rows: Iterable[Row], split: Split, block_bytes: int) -> Iterator[
             block, size = [], 0
     if block:
         yield block
-
-
-def mapped(file: IO[bytes]) -> memoryview:
-    """The bytes of a file, which take no memory of their own."""
-    file.flush()
-    return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
 class StoredRows:

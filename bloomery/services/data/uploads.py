@@ -9,15 +9,14 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from tempfile import TemporaryFile
-from typing import Any, BinaryIO, Final, NamedTuple, cast
+from typing import Any, BinaryIO, Final, NamedTuple
 
 from sqlalchemy import Connection, Row, delete, func, insert, select, update
 
+from bloomery.disk.mapped import mapped_file, nameless_file
 from bloomery.services.access.principal import Principal
 from bloomery.services.access.repeats import Repeatable, answer_before, once
 from bloomery.services.data.files import PIECE_BYTES, Files
-from bloomery.services.data.stored_rows import mapped
 from bloomery.services.one_row import one_row
 from bloomery.store import rows
 from bloomery.store.blobs import Blobs
@@ -58,8 +57,7 @@ class Uploads:
         if (known := await answer_before(self._database, p, request, UploadPart)) is not None:
             return known
         await self._database.read(lambda connection: _pending(connection, p, upload))
-        content.seek(0)
-        data = mapped(content) if content.read(1) else memoryview(b"")
+        data = mapped_file(content)
         if not 0 < len(data) <= MAX_PART_BYTES:
             raise InvalidInput(f"a part has 1 to {MAX_PART_BYTES} bytes, not {len(data)}", field="data")
         key = f"files/{digest.hex()}"
@@ -99,8 +97,7 @@ class Uploads:
         if (size := sum(part.size_bytes for part in chosen)) != given.size_bytes:
             problem = f"the parts have {size} bytes, and the upload was announced with {given.size_bytes}"
             raise InvalidInput(f"{problem}: name every part once, in order", field="part_ids")
-        with TemporaryFile(dir=self._scratch) as opened:
-            content = cast(BinaryIO, opened)
+        with nameless_file(self._scratch) as content:
             whole = await asyncio.to_thread(_join, self._blobs, chosen, content)
             if md5 is not None and md5.lower() != whole.md5:
                 raise InvalidInput(f"the bytes have the md5 sum {whole.md5}, not the given one: a part is damaged or out of order", field="md5")

@@ -7,11 +7,11 @@ matters to it.
 import asyncio
 import json
 from collections.abc import Iterator
-from tempfile import TemporaryFile
-from typing import Any, BinaryIO, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple
 
 from sqlalchemy import Connection, Row, Select, delete, insert, select, tuple_, update
 
+from bloomery.disk.mapped import mapped_file, nameless_file
 from bloomery.grade.declared import LabelModel, Spec, StringCheck, middle
 from bloomery.grade.grader import Grader
 from bloomery.services.access.principal import Principal
@@ -19,7 +19,7 @@ from bloomery.services.data.datasets import Datasets
 from bloomery.services.data.files import Files
 from bloomery.services.data.row import Row as DataRow
 from bloomery.services.data.row_files import LONGEST_ROW
-from bloomery.services.data.stored_rows import Blob, mapped, write_blob
+from bloomery.services.data.stored_rows import Blob, write_blob
 from bloomery.services.evaluations.counts import counts_of
 from bloomery.services.evaluations.evaluation_rows import Asked, NewEvaluation, add_evaluation, evaluation_of, switch
 from bloomery.services.evaluations.evaluations import Evaluations, check_whole, forget_evaluation
@@ -251,14 +251,14 @@ class Evals:
                 count += PROBLEM not in row.rest
                 yield row
 
-        with TemporaryFile(dir=self._datasets.scratch) as file:
+        with nameless_file(self._datasets.scratch) as file:
             written = write_blob({SPLIT: made()}, file)
             if not written.items:
                 raise InvalidInput(f"`{field}` has no items: give one at least", field=field)
             if not count:
                 raise InvalidInput(f"no item can be asked: {first}", field="data_source.input_messages")
             key = f"evaluations/{written.content}.jsonl.zst"
-            self._blobs.blobs.put(key, mapped(cast(BinaryIO, file)))
+            self._blobs.blobs.put(key, mapped_file(file))
         return key
 
     async def _shown(self, looked: "_Looked") -> EvalRun:

@@ -4,13 +4,13 @@ Every change of it is held against the hashes that the objects have of the chunk
 is refused, and nothing was written anywhere.
 """
 
-import mmap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from bloomery.disk.mapped import mapped
 from bloomery.sync.chain.plan import Move, Versions
 from bloomery.sync.codec.delta import Delta
 from bloomery.sync.codec.layout import Chunk, Layout
@@ -36,7 +36,7 @@ class Hop(NamedTuple):
 def opened(move: Move, path: Path, layout: Layout, versions: Versions, held_root: str | None) -> Hop:
     """A verified file as what its manifest says that it is. Corrupt if it leads from or to other weights, or is of other ones altogether."""
     with path.open("rb") as file:
-        delta = Delta.parse(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)), trusted=True)
+        delta = Delta.parse(mapped(file.fileno()), trusted=True)
     what = f"the {move.step.kind} `{move.step.object.key}` of version {move.stop}"
     if (delta.head.kind == "base") != (move.start is None):
         raise Corrupt(f"{what} is a {delta.head.kind}")

@@ -8,19 +8,18 @@ Objects first, each seen to be there, then the manifest under the next number, w
 dies before it has published nothing. A step that was committed, and whose answer was lost, is found as the newest version when it is published again.
 """
 
-import mmap
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, NamedTuple, Self, cast
+from typing import NamedTuple, Self
 
 import msgspec
 import numpy as np
 
+from bloomery.disk.mapped import mapped_file, nameless_file
 from bloomery.obs.failpoints import failpoint
 from bloomery.sync.chain import lease as leases
 from bloomery.sync.chain import parts, plan
@@ -221,11 +220,10 @@ class Publisher:
     def _encoded(self, old: Weights | None, new: Weights, states: States | None = None) -> "_Made":
         """An object in a file that has no name, mapped: as large as it is, it is not in memory. `states`: of `old`, where they are known."""
         summed = Summed(new)
-        with tempfile.TemporaryFile(dir=self._config.scratch) as file:
+        with nameless_file(self._config.scratch) as file:
             codec = self._config.base_codec if old is None else self._config.codec
-            head = write(cast(BinaryIO, file), old, summed, codec=codec, states=states, workers=self._config.workers).head
-            file.flush()
-            data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            head = write(file, old, summed, codec=codec, states=states, workers=self._config.workers).head
+            data = mapped_file(file)
         return _Made(data, head, ChunkHashes(head.records.array["new"].copy(), summed.checksums))
 
     def _merged(self, pieces: Sequence[Piece], new: Weights, states: States, newest: int, delta_bytes: int) -> list[Step]:

@@ -4,7 +4,6 @@ Each changed element is there with what it was and what it becomes. Writing it t
 mixture of both a flip left that was killed. The file is this machine's own: it is whole when it has its name, and its hash says that it still is.
 """
 
-import mmap
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from bloomery.disk.durable import sync_directory
+from bloomery.disk.mapped import mapped
 from bloomery.sync.chain.state import Version
 from bloomery.sync.codec.delta import States
 from bloomery.sync.codec.layout import Chunk, Layout
@@ -113,7 +113,7 @@ class Staged:
             size = os.fstat(file.fileno()).st_size
             if size <= _TAIL_BYTES:
                 raise Corrupt(f"`{path.name}` is cut off")
-            self._data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            self._data = mapped(file.fileno())
         if blake3(self._data[:-32]).digest() != bytes(self._data[-32:]):
             raise Corrupt(f"`{path.name}` does not match the hash at its end: it is damaged")
         self.hash = bytes(self._data[-32:]).hex()

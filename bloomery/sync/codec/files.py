@@ -1,6 +1,5 @@
 """Weights in safetensors files: a single one, or a directory with as many as its index names. Mapped, they take no memory of their own."""
 
-import mmap
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -10,6 +9,7 @@ from typing import Final, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from bloomery.disk.mapped import mapped
 from bloomery.models.weight_files import weight_files
 from bloomery.sync.codec.layout import Chunk, Layout, Part, gather
 from bloomery.sync.state_hash import UNSIGNED, Bits
@@ -102,12 +102,6 @@ class FileWeights:
         while data:
             written = os.pwrite(self._handles[place.file], data, at)
             data, at = data[written:], at + written
-
-
-def mapped(handle: int) -> memoryview:
-    """A whole file, to be read; the mapping goes with the last view of it."""
-    size = os.fstat(handle).st_size
-    return memoryview(mmap.mmap(handle, size, access=mmap.ACCESS_READ) if size else b"")
 
 
 class Beside(NamedTuple):
