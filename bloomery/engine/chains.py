@@ -105,7 +105,7 @@ class Chains:
     def _reader(self, run_id: str) -> RunChain:
         with self._lock:
             if run_id not in self._readers:
-                self._readers[run_id] = RunChain(self._blobs.objects(chain_folder(run_id)), run_id)
+                self._readers[run_id] = RunChain.among(self._blobs.objects, run_id)
             return self._readers[run_id]
 
     def _writer(self, run_id: str) -> "_Writer":

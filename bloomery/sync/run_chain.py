@@ -8,7 +8,7 @@ manifest by whoever asked.
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Lock
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, Self
 
 import numpy as np
 from blake3 import blake3
@@ -73,6 +73,11 @@ class RunChain:
         self._known: Known | None = None
         """The newest version that was seen: a chain that ends before it was put back."""
         self._reading = Lock()
+
+    @classmethod
+    def among(cls, folders: Callable[[str], Objects], run_id: str) -> Self:
+        """The chain of a run, where blobs have it; `folders` gives a folder of theirs as objects."""
+        return cls(folders(chain_folder(run_id)), run_id)
 
     def find(self, root: str) -> ChainManifest | None:
         """The version with this state hash, the newest of several, for whoever would publish it; None where there is none, or where a sweep may

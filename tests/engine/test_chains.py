@@ -199,7 +199,7 @@ def test_a_version_that_newer_bases_left_behind_is_found_by_a_replay_until_a_swe
     first, *_ = [loop.publish(MOSTLY, steps=min(place, 1)) for place in range(4)]
     manifest = Manifest.from_json(loop.blobs.get(manifest_key(first.version)))
     written, blob = loop.shelf._chains, bytes(Chains(loop.blobs).whole(manifest))
-    chain = RunChain(loop.blobs.objects(chain_folder("run-1")), "run-1")
+    chain = RunChain.among(loop.blobs.objects, "run-1")
     before = chain.sequences()
     assert written.publish(manifest, blob) == first.travelled
     assert chain.sequences() == before

@@ -13,7 +13,7 @@ from bloomery.client import Client
 from bloomery.config.data_dir import DataDir
 from bloomery.recipes.grpo import StepReport, train
 from bloomery.store.blobs import Blobs
-from bloomery.sync.run_chain import RunChain, chain_folder
+from bloomery.sync.run_chain import RunChain
 from tests.live import running_server
 from tests.recipes.loops import BASE, POLICY, PROBLEMS, Record
 from tests.recipes.test_grpo import CONFIG
@@ -44,7 +44,7 @@ def test_a_loop_of_all_parameters_goes_by_the_chain_and_ends_in_the_same_weights
         assert digests[0] == digests[1]
         assert record.seen == expected.seen, "what was served was sampled from the same weights, and they were proved"
         blobs = Blobs(DataDir(data).blobs)
-        chains = [RunChain(blobs.objects(chain_folder(each.run.id)), each.run.id).sequences() for each in (policy, undisturbed)]
+        chains = [RunChain.among(blobs.objects, each.run.id).sequences() for each in (policy, undisturbed)]
         assert len(chains[0]) > STEPS
         assert chains[0] == chains[1], "the same versions under the same numbers, none twice"
         metrics = policy.run.metrics()

@@ -157,5 +157,5 @@ class RunChains:
 
     def _chain(self, run_id: str) -> RunChain:
         if run_id not in self._chains:
-            self._chains[run_id] = RunChain(self._blobs.objects(chain_folder(run_id)), run_id)
+            self._chains[run_id] = RunChain.among(self._blobs.objects, run_id)
         return self._chains[run_id]

@@ -16,7 +16,7 @@ from bloomery.store.blobs import Blobs
 from bloomery.sync.export import ExportFile, adapter, merged
 from bloomery.sync.manifest import Kind, Manifest
 from bloomery.sync.publish import manifest_key
-from bloomery.sync.run_chain import RunChain, chain_folder
+from bloomery.sync.run_chain import RunChain
 from bloomery.types.errors import InvalidInput, NotFound
 
 ExportForm = Literal["adapter", "merged"]
@@ -70,7 +70,7 @@ class Exports:
         manifest = Manifest.from_json(self._blobs.get(manifest_key(found.weights.version)))
         if not self._blobs.exists(manifest.key):
             # It came by the chain of its run alone. Rows that hold the version hold the blob too.
-            chain = RunChain(self._blobs.objects(chain_folder(manifest.run_id)), manifest.run_id)
+            chain = RunChain.among(self._blobs.objects, manifest.run_id)
             self._blobs.put(manifest.key, chain.whole(manifest, self._blobs.directory))
         part = partial(self._blobs.part, manifest.key)
         chosen: ExportForm = form or ("adapter" if manifest.kind == "lora" else "merged")

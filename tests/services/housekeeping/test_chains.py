@@ -125,7 +125,7 @@ def test_one_whose_blob_cannot_be_written_stays_if_it_can_be_read_and_keeps_no_o
     monkeypatch.setattr(chains, "CLAIMED", 2)
     loop, blobs = Loop(tmp_path), Blobs(tmp_path)
     found = published(loop, 4)
-    keeper, chain = RunChains(blobs), RunChain(loop.blobs.objects(chain_folder("run-1")), "run-1")
+    keeper, chain = RunChains(blobs), RunChain.among(loop.blobs.objects, "run-1")
     first = chain._read()[0].manifest.steps[0].object
     harm(blobs, tmp_path / chain_folder("run-1") / first.key)
     for _ in range(2):
