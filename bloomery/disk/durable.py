@@ -30,12 +30,20 @@ def replace(path: Path, data: bytes | memoryview, *, mode: int = 0o666) -> None:
     """The old file or the new one, whole, after a power cut too."""
     fresh = path.with_name(f"{path.name}.new")
     fresh.unlink(missing_ok=True)
-    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)
+    put_beside(fresh, path, data, mode=mode)
     sync_directory(path.parent)
+
+
+def put_beside(fresh: Path, path: Path, data: bytes | memoryview, *, mode: int = 0o666) -> None:
+    """The same, by way of the name `fresh`, which nobody has; a power cut may take the name `path` until its directory is synced."""
+    try:
+        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(path)
+    finally:
+        fresh.unlink(missing_ok=True)
 
 
 def sync_tree(directory: Path) -> None:

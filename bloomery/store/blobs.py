@@ -5,7 +5,6 @@ Keys are reached through rows only: nobody outside chooses one.
 """
 
 import asyncio
-import os
 import secrets
 from collections.abc import Mapping
 from datetime import datetime
@@ -15,7 +14,7 @@ from typing import NamedTuple
 import obstore
 from obstore.store import LocalStore, ObjectStore
 
-from bloomery.disk.durable import make_directory, sync_directory
+from bloomery.disk.durable import make_directory, put_beside, sync_directory
 from bloomery.obs.failpoints import failpoint
 from bloomery.store.objects import Bucket, Folder, Prefixed
 from bloomery.types.errors import Corrupt, NotFound
@@ -160,20 +159,7 @@ def _put_durably(root: Path, blobs: Mapping[str, bytes | memoryview]) -> None:
             raise Corrupt(f"blobs of `{directory.relative_to(root)}` would lie outside the data directory: a link leads there")
         make_directory(directory)
     for key, data in blobs.items():
-        _put_under_its_name(paths[key], data)
+        # Listings of the object store skip names that end in `#` and digits.
+        put_beside(paths[key].with_name(f"{paths[key].name}#{secrets.randbelow(10**15)}"), paths[key], data)
     for directory in directories:
         sync_directory(directory)
-
-
-def _put_under_its_name(path: Path, data: bytes | memoryview) -> None:
-    """Nobody sees half of it; a power cut may take the name until its directory is synced."""
-    # Listings of the object store skip names that end in `#` and digits.
-    staged = path.with_name(f"{path.name}#{secrets.randbelow(10**15)}")
-    try:
-        with staged.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        staged.rename(path)
-    finally:
-        staged.unlink(missing_ok=True)

@@ -56,6 +56,14 @@ def test_another_content_takes_the_place_of_the_one_before_whole(tmp_path: Path)
         assert (path.read_bytes(), [each.name for each in tmp_path.iterdir()]) == (data, ["file"])
 
 
+def test_what_cannot_be_written_leaves_the_content_before_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    write_privately(path, b"first")
+    with pytest.raises(TypeError, match="bytes-like"):
+        write_privately(path, "no bytes")  # type: ignore[arg-type]
+    assert (path.read_bytes(), [each.name for each in tmp_path.iterdir()]) == (b"first", ["file"])
+
+
 def test_a_new_data_directory_is_there_after_a_power_cut(tmp_path: Path, synced: dict[Path, set[str]]) -> None:
     layout.create(DataDir(tmp_path / "above" / "data"))
     assert synced == {tmp_path / "above": {"data"}, tmp_path: {"above"}}
