@@ -3,7 +3,10 @@
 import dataclasses
 import errno
 import mmap
+import random
+import re
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from threading import Event
@@ -28,8 +31,10 @@ from bloomery.models.packed import is_packed
 from bloomery.store.blobs import Blobs
 from bloomery.store.objects import Folder
 from bloomery.sync import run_chain
+from bloomery.sync.chain.objects import keep
 from bloomery.sync.chain.plan import read_versions
 from bloomery.sync.chain.publisher import PublishConfig, Publisher
+from bloomery.sync.codec import layout as layout_module
 from bloomery.sync.codec.delta import Delta
 from bloomery.sync.codec.layout import Layout
 from bloomery.sync.live import Published
@@ -44,6 +49,7 @@ from bloomery.types.operations import SnapshotResult
 from bloomery.types.protocol import Execute
 from bloomery.types.tensor_file import TensorSpec
 from tests.engine.test_opening_wait import BASE, WHOLE, Stage
+from tests.sync.codec.hostile import tampered
 from tests.train.builders import BASE_HASH, SAVE, decoder, learn, run, step, supervised, train
 
 PASSING = msgspec.structs.replace(SAVE, announced=False)
@@ -443,3 +449,41 @@ def test_what_a_chain_does_wrong_is_caught_before_it_is_served(fault: ChainFault
         fault.inject(patch, broken)
         with pytest.raises(BloomeryError, match=fault.says):
             broken.reader.load(weights(broken.new))
+
+
+def test_of_a_few_hundred_deltas_that_lie_no_model_is_served_and_the_one_in_memory_stays_what_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is vouched for by its manifest, and read beside the version before it and without one."""
+    monkeypatch.setattr(layout_module, "CHUNK_ELEMENTS", 4096)
+    rng, loop = random.Random(5), Loop(tmp_path)
+    reader, first = loop.life(), loop.publish(steps=0)
+    served, old_bits = reader.load(weights(first)), loop.bits()
+    newest, new_bits = loop.publish(), loop.bits()
+    chain = loop.blobs.objects(chain_folder("run-1"))
+    sound = read_versions(chain, "run-1", ())
+    manifest = sound[1].manifest
+    delta, base = (chain.get(sound[at].manifest.steps[0].object.key, at_most=10**7)[0] for at in (1, 0))
+    ends = Counter[str]()
+    for place in range(300):
+        step = msgspec.structs.replace(manifest.steps[0], object=keep(chain, tampered(delta, rng.choice((delta, base)), rng)))
+        chain.put(manifest.key, msgspec.structs.replace(manifest, steps=(step,)).to_json())
+        shelf = loop.life()
+        if place % 4:
+            shelf._loaded |= reader._loaded
+        try:
+            loaded = shelf.load(weights(newest))
+        except BloomeryError as error:
+            ends[type(error).__name__] += 1
+            ends["put on"] += bool(re.search(f"{NOT_THOSE}|is not `snapshots/", error.message))
+        else:
+            # Another way to say the same.
+            ends["served"] += 1
+            assert same(stored_tensors(loaded.decoder), new_bits)
+        assert same(stored_tensors(served.decoder), old_bits)
+        chain.delete(step.object.key)
+    assert ends["Corrupt"] > 200
+    assert ends["put on"] > 20
+    keep(chain, delta)
+    chain.put(manifest.key, manifest.to_json())
+    assert same(stored_tensors(reader.load(weights(newest)).decoder), new_bits)

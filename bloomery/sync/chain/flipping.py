@@ -29,8 +29,7 @@ def prepare(holding: Holding, hops: Sequence[Hop], to: int) -> Staged:
             if len(changed.indices):
                 file.add(changed)
             failpoint("chain.stage.chunk")
-        if (root := states.root_of(target)) != holding.versions[to].manifest.new_root:
-            raise Corrupt(f"what was decoded comes to state {root}, and version {to} is {holding.versions[to].manifest.new_root}")
+        holding.check_decoded(target, to)
         return file.finish(holding.weights.layout, (held.version, table), (holding.version(to), target))
     except BaseException:
         file.discard()

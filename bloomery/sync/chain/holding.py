@@ -24,7 +24,7 @@ from bloomery.sync.chain.state import State, Version
 from bloomery.sync.codec.delta import States, state_of
 from bloomery.sync.codec.layout import Chunk, Weights
 from bloomery.sync.state_hash import Bits, StateHash
-from bloomery.types.errors import BloomeryError, Conflict, Gone
+from bloomery.types.errors import BloomeryError, Conflict, Corrupt, Gone
 from bloomery.types.objects import Objects
 
 _OBJECTS = "objects"
@@ -86,6 +86,11 @@ class Holding:
         if (layout := self.versions[to].manifest.layout) != self.weights.layout.hash:
             raise Conflict(f"version {to} has tensors of layout {layout}, and these weights have {self.weights.layout.hash}: open others for it")
         return self._fetched(shortest(self.versions, to, have=None if have is not None and have > to else have))
+
+    def check_decoded(self, table: States, to: int) -> None:
+        """Corrupt where the hashes of all chunks, as they were decoded, are not together what the manifest of version `to` says."""
+        if (root := states.root_of(table)) != (promised := self.versions[to].manifest.new_root):
+            raise Corrupt(f"what was decoded comes to state {root}, and version {to} is {promised}")
 
     def become(self, version: Version, table: States) -> None:
         """The weights are this version from now on; `settle` has it known."""

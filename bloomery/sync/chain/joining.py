@@ -28,7 +28,9 @@ def fill(holding: Holding, hops: Sequence[Hop], to: int) -> None:
     # What follows is neither version until it is done, and the hashes of the old one would say of a part that it is to be made anew.
     holding.save(msgspec.structs.replace(holding.state, held=None, flipping=""))
     before, holding.table = holding.table, None
-    holding.become(holding.version(to), _installed(holding, hops, before))
+    table = _installed(holding, hops, before)
+    holding.check_decoded(table, to)
+    holding.become(holding.version(to), table)
 
 
 def _installed(holding: Holding, hops: Sequence[Hop], before: States | None) -> States:

@@ -1,5 +1,6 @@
 """What reaches live weights, and what does not: each refusal leaves them as they were."""
 
+import struct
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from bloomery.store.objects import Folder
+from bloomery.sync import state_kernel
 from bloomery.sync.chain import flipping
 from bloomery.sync.chain.download import FetchConfig
 from bloomery.sync.chain.manifest import Manifest, key
@@ -19,13 +21,17 @@ from bloomery.sync.chain.publisher import PublishConfig, Publisher
 from bloomery.sync.chain.receiver import ReceiveConfig, Receiver
 from bloomery.sync.chain.staging import STAGED
 from bloomery.sync.chain.state import root_of
+from bloomery.sync.codec import kernels
+from bloomery.sync.codec.choose import Codec
 from bloomery.sync.codec.delta import Choice, encode, states_of
+from bloomery.sync.codec.kernels import available
 from bloomery.sync.codec.layout import Chunk, Layout, MemoryWeights
 from bloomery.sync.state_hash import Bits
 from bloomery.types.errors import BloomeryError, Conflict, Corrupt, Gone, NotFound
 from bloomery.types.objects import Objects
 from tests.sync.chain.faults import Faulty
-from tests.sync.chain.models import LAYOUT, OTHER, RUN, copied, drawn, empty, in_files, same, version, which
+from tests.sync.chain.models import LAYOUT, OTHER, RUN, copied, drawn, empty, in_files, same, stepped, version, which
+from tests.sync.codec.hostile import Opened, bomb
 
 CONFIG = PublishConfig(base_every=10**6, base_after_s=1e9, base_share=1e9, span_share=100)
 SMALL = ReceiveConfig(fetch=FetchConfig(range_bytes=1000))
@@ -263,9 +269,29 @@ def root(weights: MemoryWeights) -> str:
     return root_of(states_of(weights))
 
 
-def delta_of(store: Objects, old: MemoryWeights, new: MemoryWeights) -> dict[str, Any]:
+def object_of(store: Objects, data: bytes) -> dict[str, Any]:
+    """A step from the third version to the fourth, whatever it is."""
     third = Manifest.from_json(store.get(key(3), at_most=10**6)[0], "here")
-    return {"steps": (msgspec.structs.replace(third.steps[0], start=3, object=keep(store, encode(old, new))),)}
+    return {"steps": (msgspec.structs.replace(third.steps[0], start=3, object=keep(store, data)),)}
+
+
+def leading_elsewhere() -> bytes:
+    """What the fourth version is to be, but for one chunk, whose payload is of another fourth version."""
+    lies, other = (Opened(encode(version(3), new)) for new in (version(4), stepped(version(3), 99)))
+    for field in ("codec", "changed", "length"):
+        lies.records[0][field] = other.records[0][field]
+    lies.payloads[0] = other.payloads[0]
+    return lies.sealed()
+
+
+def exploding() -> bytes:
+    """The same, but for one chunk, of whose gaps there are 3,000 bytes by its own account, and 90 MB in the frame."""
+    opened = Opened(encode(version(3), version(4)))
+    (chunk,) = (chunk for chunk in LAYOUT.chunks() if chunk.numel == 3000)
+    frame = bomb(claims=3000, blocks=700)
+    opened.payloads[chunk.number][:] = struct.pack("<8I", 3000, 0, 0, 0, len(frame), 0, 0, 0) + frame
+    opened.records[chunk.number]["codec"], opened.records[chunk.number]["length"] = Codec.FAST_ZSTD, len(opened.payloads[chunk.number])
+    return opened.sealed()
 
 
 def damaged(store: Objects) -> None:
@@ -294,10 +320,22 @@ REFUSED: dict[str, tuple[Callable[[Objects], None], type[BloomeryError], str]] =
     "of another parent": (lambda store: after(store, parent="0" * 64), Corrupt, "follows another version 3"),
     "from another state": (lambda store: after(store, old_root="0" * 32), Corrupt, "starts from state"),
     "to another state": (lambda store: after(store, new_root="0" * 32), Corrupt, "leads to state"),
-    "a delta from elsewhere": (lambda store: after(store, **delta_of(store, version(1), version(4))), Corrupt, "starts from state"),
-    "of another model": (lambda store: after(store, **delta_of(store, drawn(OTHER), drawn(OTHER, 1))), Corrupt, "is of another model: `a` is"),
-    "a base as a delta": (lambda store: after(store, **delta_of(store, None, version(4))), Corrupt, "is a base"),  # type: ignore[arg-type]
-    "no delta": (lambda store: after(store, steps=(no_delta(store),)), Corrupt, "begins with other bytes|header of 64"),
+    "a delta from elsewhere": (lambda store: after(store, **object_of(store, encode(version(1), version(4)))), Corrupt, "starts from state"),
+    "of another model": (
+        lambda store: after(store, **object_of(store, encode(drawn(OTHER), drawn(OTHER, 1)))),
+        Corrupt,
+        "is of another model: `a` is",
+    ),
+    "between two layouts": (lambda store: after(store, layout=OTHER.hash), Corrupt, "is a delta between two layouts"),
+    "behind another base": (lambda store: after(store, base=1), Corrupt, "newest base is that of version 1, and the version before it says 0"),
+    "a base as a delta": (lambda store: after(store, **object_of(store, encode(None, version(4)))), Corrupt, "is a base"),
+    "a payload that leads elsewhere": (
+        lambda store: after(store, **object_of(store, leading_elsewhere())),
+        Corrupt,
+        "chunk 0 comes to state .*, and should come to",
+    ),
+    "a bomb": (lambda store: after(store, **object_of(store, exploding())), Corrupt, "a stream of 3000 bytes: "),
+    "no delta": (lambda store: after(store, **object_of(store, b"x" * 500)), Corrupt, "begins with other bytes"),
     "damaged": (damaged, Corrupt, "is not what its name says: it is damaged"),
     "endless": (endless, Corrupt, f"is named with {MAX_BYTES} bytes, and no object of these weights has more than"),
     "missing": (missing, NotFound, "there is no object `obj/"),
@@ -307,21 +345,18 @@ REFUSED: dict[str, tuple[Callable[[Objects], None], type[BloomeryError], str]] =
 }
 
 
-def no_delta(store: Objects) -> Any:
-    third = Manifest.from_json(store.get(key(3), at_most=10**6)[0], "here")
-    return msgspec.structs.replace(third.steps[0], start=3, object=keep(store, b"x" * 500))
+STORES = [(what, "folder") for what in REFUSED] + [(what, "s3") for what in ("replayed", "skipped", "damaged", "missing", "an old copy")]
+"""A bucket has answers of its own to what is missing, cut off or listed."""
 
 
-@pytest.mark.parametrize("what", REFUSED)
-def test_what_is_refused_leaves_the_weights_as_they_were(folder: Folder, tmp_path: Path, what: str) -> None:
+@pytest.mark.parametrize(("what", "objects"), STORES, indirect=["objects"])
+def test_what_is_refused_leaves_the_weights_as_they_were(objects: Objects, tmp_path: Path, what: str) -> None:
     damage, error, reason = REFUSED[what]
-    publish(folder, 0)
-    publish(folder, 1)
-    for number in (2, 3):
-        publish(folder, number)
-    with reader(folder, tmp_path) as receiver:
+    for number in range(4):
+        publish(objects, number)
+    with reader(objects, tmp_path) as receiver:
         receiver.join()
-        damage(folder)
+        damage(objects)
         with pytest.raises(error, match=reason):
             receiver.stage()
         assert (receiver.sequence, receiver.staged, which(receiver.weights)) == (3, None, 3)
@@ -446,6 +481,26 @@ def test_what_a_base_claims_takes_no_memory_before_it_is_proved(
         with pytest.raises(Corrupt, match=reason):
             receiver.scrub()
         assert counted.bytes - before < 10_000
+
+
+@pytest.mark.parametrize("kernels_of", available())
+def test_a_flip_hashes_what_changes_and_nothing_else(folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernels_of: str) -> None:
+    whole: list[int] = []
+    changed: list[int] = []
+    sums, change = state_kernel.sums, state_kernel.change
+    publish(folder, 1)
+    with reader(folder, tmp_path) as receiver, kernels.only(available()[kernels_of]):
+        receiver.join()
+        publish(folder, 2)
+        monkeypatch.setattr(state_kernel, "sums", lambda bits, *given: whole.append(len(bits)) or sums(bits, *given))  # type: ignore[func-returns-value]
+        monkeypatch.setattr(state_kernel, "change", lambda at, *given: changed.append(len(at)) or change(at, *given))  # type: ignore[func-returns-value]
+        receiver.stage()
+        flipped = receiver.flip()
+        assert which(receiver.weights) == 2
+    assert 0 < flipped.elements < LAYOUT.elements / 25
+    assert whole == []
+    # Others than numpy hash what they decode in the same pass.
+    assert sum(changed) == (flipped.elements if kernels_of == "numpy" else 0)
 
 
 @pytest.mark.parametrize("codec", ["raw", "fast", "auto"])

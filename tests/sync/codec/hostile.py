@@ -42,6 +42,11 @@ class Opened:
         return whole + blake3(whole).digest()
 
 
+def bomb(claims: int, blocks: int) -> bytes:
+    """A zstd frame that claims so many bytes, of blocks of four bytes which each repeat a byte 128 Ki times."""
+    return b"\x28\xb5\x2f\xfd\xa0" + claims.to_bytes(4, "little") + ((1 << 1 | (128 << 10) << 3).to_bytes(3, "little") + b"\0") * blocks
+
+
 def tampered(data: bytes, other: bytes, rng: random.Random) -> bytes:
     """Another object, or what is left of one."""
     return rng.choice(_WAYS)(data, other, rng)

@@ -20,7 +20,7 @@ from bloomery.sync.codec.measure import count, is_readable
 from bloomery.sync.codec.merge import invert, merge
 from bloomery.sync.codec.numbers import NUMBERS
 from bloomery.types.errors import BloomeryError, Corrupt
-from tests.sync.codec.hostile import EXTREME, Opened, _put, tampered
+from tests.sync.codec.hostile import EXTREME, Opened, _put, bomb, tampered
 from tests.sync.codec.weights import copied, layout_of, random_weights, same, stepped
 
 CHUNK = 64
@@ -201,9 +201,7 @@ def test_a_stream_that_unpacks_to_a_gigabyte_is_refused_within_a_quarter_of_one(
     monkeypatch.undo()
     old = MemoryWeights.zeros(layout_of({"a": ("BF16", (1 << 20,))}))
     opened = Opened(encode(old, stepped(old, np.random.default_rng(1)), "fast+zstd"))
-    # A frame that claims so many bytes, of blocks which each repeat a byte 128 Ki times.
-    block = (1 << 1 | (128 << 10) << 3).to_bytes(3, "little") + b"\0"
-    frame = b"\x28\xb5\x2f\xfd\xa0" + claims.to_bytes(4, "little") + block * (8 << 10)
+    frame = bomb(claims, 8 << 10)
     opened.payloads[0][:] = struct.pack("<8I", 1 << 20, 0, 0, 0, len(frame), 0, 0, 0) + frame
     opened.records[0]["length"] = len(opened.payloads[0])
     (tmp_path / "bomb").write_bytes(opened.sealed())
