@@ -1,11 +1,13 @@
 """`bloomery sync` over directories and files that `safetensors` wrote, read again by it."""
 
 import json
+import math
 import os
 import resource
 import signal
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +171,41 @@ def test_single_files_and_adapters_travel_alike(tmp_path: Path) -> None:
     assert (tmp_path / "directory.out" / "adapter_config.json").exists()
 
 
+FORMATS = {
+    torch.bfloat16: (torch.int16, 7, 8),
+    torch.float32: (torch.int32, 23, 8),
+    torch.float8_e4m3fn: (torch.int8, 3, 4),
+    torch.int64: (torch.int64, 0, 0),
+}
+"""Whole numbers of as many bits, bits below the exponent, and those of the exponent."""
+
+
+def surprise_bits(before: Tensors, after: Tensors, *, exponents: bool) -> float:
+    """What a code would take that knows how often what occurs: of every element whether it changed, among those of its tensor or of its exponent; of
+    every change by how much, among those of its dtype or of its exponent too. Those of more than 127 are one symbol, and an element's bits."""
+    asked, told, far_bits = [], [], 0
+    for name, tensor in before.items():
+        if not tensor.numel():
+            continue
+        whole, shift, width = FORMATS[tensor.dtype]
+        bits = 8 * tensor.dtype.itemsize
+        for old, new in zip(*(each[name].reshape(-1).view(whole).tolist() for each in (before, after)), strict=True):
+            exponent = (old >> shift) & ((1 << width) - 1)
+            asked.append(((tensor.dtype, exponent) if exponents else name, old != new))
+            if old != new:
+                ordered = [number if number >= 0 or not width else -1 - (number & ((1 << (bits - 1)) - 1)) for number in (old, new)]
+                by = ordered[1] - ordered[0]
+                told.append(((tensor.dtype, exponent if exponents else None), by if abs(by) <= 127 else "far"))
+                far_bits += bits if abs(by) > 127 else 0
+    return _surprise(asked) + _surprise(told) + far_bits
+
+
+def _surprise(told: list[tuple[Any, Any]]) -> float:
+    """Of answers, each among those to the same question."""
+    answers, questions = Counter(told), Counter(question for question, _ in told)
+    return sum(math.log2(questions[question] / answers[question, answer]) for question, answer in told)
+
+
 def test_inspect_says_what_there_is_and_what_could_be(models: list[Path], tmp_path: Path) -> None:
     delta = tmp_path / "delta"
     done("diff", models[0], models[1], delta, "--codec", "fast")
@@ -182,9 +219,12 @@ def test_inspect_says_what_there_is_and_what_could_be(models: list[Path], tmp_pa
     with_base = json.loads(done("inspect", delta, "--json", "--base", models[0]))
     assert with_base["changed"] == changed
     assert with_base["changed_share"] == pytest.approx(changed / with_base["elements"])
-    bounds = {name: bound["bits_per_changed"] for name, bound in with_base["bounds"].items()}
-    assert 0 < bounds["conditioned"] <= bounds["order0"]
-    assert with_base["speeds"]["decode_gb_s"] > 0
+    for name, known in (("order0", False), ("conditioned", True)):
+        bound, least = with_base["bounds"][name], surprise_bits(before, after, exponents=known)
+        assert bound["bits_per_changed"] == pytest.approx(least / changed)
+        assert bound["size_bytes"] == pytest.approx(least / 8)
+        assert bound["ratio"] == pytest.approx(with_base["weights_bytes"] / (least / 8))
+    assert all(with_base["speeds"][name] > 0 for name in ("verify_gb_s", "decode_gb_s"))
     said = done("inspect", delta, "--base", models[0])
     assert f"changed   {changed:,} elements" in said
     assert "bits each with them" in said

@@ -3,6 +3,8 @@
 import os
 import shutil
 import subprocess
+import sys
+import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +24,7 @@ from bloomery.types.errors import Corrupt
 from .chunks import EVERY, FULL, damaged, pairs, weights
 
 FOLDER = Path(bloomery.sync.codec.__file__).parent
+ROOT = Path(__file__).parents[3]
 COMPILER = pytest.mark.skipif(shutil.which("cc") is None or os.environ.get("BLOOMERY_NATIVE") == "0", reason="numpy computes everything here")
 BF16 = NUMBERS["BF16"]
 FIRST, BEFORE = (1 << 47) + 5, StateHash(7, (1 << 64) - 9)
@@ -196,3 +199,40 @@ def test_hostile_payloads_touch_nothing_that_is_not_theirs(flags, tmp_path):
     assert ran.returncode == 0, ran.stderr
     # Some are what could have been written all the same.
     assert all(int(read) > 0 for read in ran.stdout.split())
+
+
+CHOSEN = """
+    import sys
+    if "{without}":
+        sys.modules["{without}"] = None
+    import numpy as np
+    from bloomery.sync.codec import kernels
+    from bloomery.sync.codec.delta import encode
+    from bloomery.sync.state_hash import hash_elements
+    from tests.sync.codec.weights import EVERY_DTYPE, random_weights, stepped
+    from bloomery.sync.codec.layout import Layout
+    chance = np.random.default_rng(1)
+    old = random_weights(Layout.of(EVERY_DTYPE), chance)
+    print(type(kernels.chosen()).__name__, *kernels.available(), hash_elements(np.frombuffer(encode(old, stepped(old, chance, 0.3)), np.uint8), 0))
+"""
+
+
+def test_the_fastest_that_there_is_computes_and_the_bytes_are_the_same() -> None:
+    """In processes that have C, numba, or neither."""
+
+    def said_by(native: bool, numba: bool) -> list[str]:
+        environment = os.environ | ({} if native else {"BLOOMERY_NATIVE": "0"})
+        code = textwrap.dedent(CHOSEN.format(without="" if numba else "numba"))
+        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=True)
+        return done.stdout.split()
+
+    c = ["native"] if NATIVE.there else []
+    jitted = ["numba"] if JITTED is not None else []
+    names = {"native": "Native", "numba": "Jitted", "numpy": "Plain"}
+    hashes = set()
+    for native, numba in ((True, True), (True, False), (False, True), (False, False)):
+        there = [*(c if native else []), *(jitted if numba else []), "numpy"]
+        chosen, *available_there, hash_ = said_by(native, numba)
+        assert (chosen, available_there) == (names[there[0]], there)
+        hashes.add(hash_)
+    assert len(hashes) == 1
