@@ -4,6 +4,7 @@
 long run. `grpo` is the model that ships: it learns to write pairs (`recipes/pairs`) by GRPO over the public API with all of its parameters, from the
 weights that ship, once for each number format that it is served in and each rate; 1e-3 is the recipe's own. Every version that the loop publishes is
 fetched as a file and held against the one before. Masters are float32 and begin on the weights that ship, so these are the first steps of a run.
+With `--rank` it is an adapter of that rank that is trained, and its file that is fetched.
 
 Of each, over its steps: `changed` elements in percent, their mean, and of each step where there are several; `least_bits`, what a changed element
 costs at least when positions and values are told within exponents; `xor_zstd_1`, the usual delta, of each tensor the exclusive or in a frame of
@@ -31,6 +32,7 @@ from bloomery.recipes.grpo import GrpoConfig
 from bloomery.recipes.pairs import PairsTask
 from bloomery.recipes.policy import PolicyConfig
 from bloomery.recipes.rollouts import RolloutConfig
+from bloomery.sync import peft
 from bloomery.sync.codec import measure
 from bloomery.sync.codec.delta import Choice, Delta, encode
 from bloomery.sync.codec.files import FileWeights
@@ -69,17 +71,17 @@ def main() -> None:
         options = ("--threads", str(asked.threads), "--replicas", "0")
         with serving(MODEL, keep=False, dtype=dtype, options=options) as server, Client(server.url, server.key) as client:
             trained[dtype] = {f"{rate:g}": shown(_trained(client, rate, asked)) for rate in asked.grpo_rates}
-    names = ("hidden", "tokens", "steps", "groups", "seed")
+    names = ("hidden", "tokens", "steps", "groups", "rank", "seed")
     setting = {name: getattr(asked, name) for name in names} | {"layers": LAYERS, "group_size": RolloutConfig().group_size, "model": MODEL}
     line.tell({"setting": setting, "generated": generated, "grpo": trained})
 
 
 def _arguments() -> argparse.Namespace:
     parser = parser_of(__doc__)
-    parser.add_argument("--rates", type=float, nargs="+", default=[1e-7, 1e-6, 3e-6, 1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 1e-2], help="of generated weights")
+    parser.add_argument("--rates", type=float, nargs="*", default=[1e-7, 1e-6, 3e-6, 1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 1e-2], help="of generated weights")
     parser.add_argument("--grpo-rates", type=float, nargs="+", default=[1e-6, 1e-5, 1e-4, 1e-3])
     parser.add_argument("--dtypes", nargs="*", choices=DTYPES, default=list(DTYPES), help="that the trained model is served in")
-    for name, value in (("hidden", 512), ("tokens", 1000), ("steps", 12), ("groups", 4), ("threads", 2), ("seed", 0)):
+    for name, value in (("hidden", 512), ("tokens", 1000), ("steps", 12), ("groups", 4), ("rank", 0), ("threads", 2), ("seed", 0)):
         parser.add_argument(f"--{name}", type=int, default=value)
     return parser.parse_args()
 
@@ -97,7 +99,7 @@ def _generated(learning_rate: float, asked: argparse.Namespace) -> Step:
 def _trained(client: Client, learning_rate: float, asked: argparse.Namespace) -> list[Step]:
     """Each step of a run of its own."""
     task = PairsTask.of(client, MODEL)
-    policy = PolicyConfig(base_model=MODEL, rank=0, learning_rate=learning_rate, seed=asked.seed)
+    policy = PolicyConfig(base_model=MODEL, rank=asked.rank, learning_rate=learning_rate, seed=asked.seed)
     rollouts = RolloutConfig(max_tokens=32, seed=asked.seed)
     config = GrpoConfig(policy=policy, rollouts=rollouts, groups_per_step=asked.groups, concurrency=asked.groups, kl_rollouts=0)
     problems, versions = task.problems(PROBLEMS, asked.seed), list[str]()
@@ -105,14 +107,15 @@ def _trained(client: Client, learning_rate: float, asked: argparse.Namespace) ->
         cursor = Path(place) / "cursor"
         learnt = grpo.train(client, problems, task.grade, config, cursor, steps=asked.steps, on_step=lambda told: versions.append(told.version))
         # A step of which no group taught anything published nothing.
-        return list(_neighbours(client, dict.fromkeys((learnt.cursor.first, *versions)), Path(place)))
+        name = peft.ADAPTER if asked.rank else "model.safetensors"
+        return list(_neighbours(client, dict.fromkeys((learnt.cursor.first, *versions)), name, Path(place)))
 
 
-def _neighbours(client: Client, versions: Iterable[str], folder: Path) -> Iterator[Step]:
+def _neighbours(client: Client, versions: Iterable[str], name: str, folder: Path) -> Iterator[Step]:
     def files() -> Iterator[Path]:
         for version in versions:
             file = folder / f"{version}.safetensors"
-            client.versions.download(version, "model.safetensors", file, form="merged")
+            client.versions.download(version, name, file)
             yield file
 
     for old, new in pairwise(files()):
