@@ -83,9 +83,9 @@ def test_a_sample_of_tampered_objects_leaves_live_weights_untouched():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
-def test_a_hundred_thousand_tampered_objects_leave_live_weights_untouched(seed):
-    ends = fuzz(25_000, seed)
-    assert ends["Corrupt"] > 15_000
+def test_many_tampered_objects_leave_live_weights_untouched(seed):
+    ends = fuzz(5000, seed)
+    assert ends["Corrupt"] > 3000
 
 
 def test_every_byte_of_an_object_counts():
