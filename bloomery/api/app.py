@@ -21,7 +21,7 @@ from bloomery.api.deps import Caller, Svc
 from bloomery.api.headers import AnswerHeaders
 from bloomery.api.idempotency import Idempotent
 from bloomery.api.in_process import ask
-from bloomery.api.page import page_router
+from bloomery.api.page import no_page, page_router
 from bloomery.api.routes import FORMS, MAX_BODY_BYTES, bloomery, openai, tinker
 from bloomery.api.routes.bloomery.login import MAX_BODY_BYTES as LOGIN_BODY_BYTES
 from bloomery.api.routes.openai.requests import MAX_BODY_BYTES as OPENAI_BODY_BYTES
@@ -30,7 +30,7 @@ from bloomery.api.routes.tinker.routed import KeptRouting
 from bloomery.api.shortcut import Shortcut
 from bloomery.services.core import Services
 from bloomery.types.errors import TooLarge
-from bloomery.ui import site
+from bloomery.ui import Asset, site
 
 _DIGITS: Final = 18
 
@@ -50,7 +50,7 @@ def create_app(services: Services) -> FastAPI:
     app.add_middleware(Callers)
     app.add_middleware(BodyLimit)
     app.add_middleware(AnswerHeaders)
-    errors.install(app)
+    errors.install(app, no_page(_site()))
     app.routes.extend(_surface().routes)
     return app
 
@@ -101,10 +101,15 @@ def _surface() -> APIRouter:
     """All routes, which find their services by the request: what they take and give is worked out once, by the first application of a process."""
     surface = APIRouter()
     # They are tried in this order, and what is served has the least time to lose.
-    for router in (openai.router, tinker.router, tinker.oai.router, bloomery.router, _process_router(), page_router(site())):
+    for router in (openai.router, tinker.router, tinker.oai.router, bloomery.router, _process_router(), page_router(_site())):
         surface.include_router(router)
     surface.routes.insert(0, Shortcut([*surface.routes]))
     return surface
+
+
+@cache
+def _site() -> dict[str, Asset]:
+    return site()
 
 
 def describe() -> bytes:

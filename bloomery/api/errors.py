@@ -5,14 +5,15 @@ themselves, before they get here.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 
 from bloomery.types.errors import BloomeryError, Deadly, InvalidInput, NotFound, RateLimited, Stopped, TooLarge, misfit
 
@@ -36,14 +37,17 @@ _NOT_AGAIN: Final = {"x-should-retry": "false"}
 """OpenAI's SDK repeats what was answered with a 5xx, unless this header forbids it."""
 _OPENAI: Final = ("/v1", "/oai/api/v1")
 
+NoPage = Callable[[Request], Awaitable[Response | None]]
+"""What a request is answered whose address there is not; None where the envelope is."""
+
 log = logging.getLogger(__name__)
 
 
-def install(app: FastAPI) -> None:
-    """Answer every error of the app in its caller's envelope."""
+def install(app: FastAPI, no_page: NoPage | None = None) -> None:
+    """Answer every error of the app in its caller's envelope, but for who looks for a page."""
     app.add_exception_handler(BloomeryError, _answer_ours)
     app.add_exception_handler(RequestValidationError, _answer_validation)
-    app.add_exception_handler(HTTPException, _answer_http)
+    app.add_exception_handler(HTTPException, partial(_answer_http, no_page))
     app.add_exception_handler(Exception, _answer_foreign)
 
 
@@ -114,9 +118,11 @@ async def _answer_validation(request: Request, error: Exception) -> JSONResponse
     return respond(request.url.path, invalid_input(error))
 
 
-async def _answer_http(request: Request, error: Exception) -> JSONResponse:
+async def _answer_http(no_page: NoPage | None, request: Request, error: Exception) -> Response:
     """What the framework itself refuses: unknown paths and wrong methods."""
     assert isinstance(error, HTTPException)
+    if error.status_code == 404 and no_page is not None and (page := await no_page(request)) is not None:
+        return page
     refusal: BloomeryError = InvalidInput(f"{request.method} {request.url.path}: {error.detail}")
     if error.status_code == 404:
         refusal = NotFound(f"no route {request.method} {request.url.path}")

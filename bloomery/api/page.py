@@ -7,6 +7,7 @@ from typing import Final
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from bloomery.api.errors import NoPage
 from bloomery.ui import Asset
 
 SECURITY_HEADERS: Final = {
@@ -17,6 +18,8 @@ SECURITY_HEADERS: Final = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
 }
+_NO_PAGES: Final = ("/api", "/v1", "/oai", "/ui", "/healthz", "/metrics")
+"""What the address of something begins with that is for programs, whoever asks."""
 _LASTING: Final = "public, max-age=31536000, immutable"
 _GZIP: Final = re.compile(r"\bgzip\b(?!\s*;\s*q=0(?:\.0*)?\s*(?:,|$))", re.IGNORECASE)
 
@@ -29,12 +32,27 @@ def page_router(site: Mapping[str, Asset]) -> APIRouter:
     return router
 
 
-def _serve(asset: Asset) -> Callable[[Request], Awaitable[Response]]:
+def no_page(site: Mapping[str, Asset]) -> NoPage:
+    """What to answer to an address that there is not: to a browser that wants a page, one that says so; None to everybody else."""
+    # The script that is the same for all pages says so, by the address.
+    serve = _serve(site["/"], status=404)
+
+    async def answer(request: Request) -> Response | None:
+        path = request.url.path
+        wants_page = request.method in ("GET", "HEAD") and "text/html" in request.headers.get("accept", "")
+        if not wants_page or any(path == beginning or path.startswith(f"{beginning}/") for beginning in _NO_PAGES):
+            return None
+        return await serve(request)
+
+    return answer
+
+
+def _serve(asset: Asset, status: int = 200) -> Callable[[Request], Awaitable[Response]]:
     headers = {**SECURITY_HEADERS, "cache-control": _LASTING if asset.lasting else "no-cache", "vary": "accept-encoding"}
 
     async def serve(request: Request) -> Response:
         if asset.zipped is not None and _GZIP.search(request.headers.get("accept-encoding", "")):
-            return Response(asset.zipped, media_type=asset.media_type, headers={**headers, "content-encoding": "gzip"})
-        return Response(asset.content, media_type=asset.media_type, headers=headers)
+            return Response(asset.zipped, status, media_type=asset.media_type, headers={**headers, "content-encoding": "gzip"})
+        return Response(asset.content, status, media_type=asset.media_type, headers=headers)
 
     return serve

@@ -54,7 +54,9 @@ def words() -> dict[str, Asset]:
 def _built(folder: Path) -> dict[str, Asset]:
     files = {file.relative_to(folder).as_posix(): file for file in sorted(folder.rglob("*")) if file.is_file()}
     found = {f"/ui/{name}": _asset(name, file) for name, file in files.items() if not any(part.startswith(".") for part in name.split("/"))}
-    return found | _at_every_page(found["/ui/index.html"])
+    # Browsers ask for it by themselves where a page names none: those of errors, for example.
+    icon = {"/favicon.ico": found["/ui/icon.svg"]} if "/ui/icon.svg" in found else {}
+    return found | icon | _at_every_page(found["/ui/index.html"])
 
 
 def _asset(name: str, file: Path) -> Asset:

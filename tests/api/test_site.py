@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 from bloomery.api import errors
-from bloomery.api.page import page_router
+from bloomery.api.page import no_page, page_router
 from bloomery.ui import PAGES, Asset, site, words
 
 SCRIPT = "console.log('bloomery');\n" * 100
@@ -20,7 +20,7 @@ SCRIPT = "console.log('bloomery');\n" * 100
 def browsing(assets: Mapping[str, Asset]) -> Iterator[TestClient]:
     """A browser at a server of nothing but this site."""
     app = FastAPI(openapi_url=None)
-    errors.install(app)
+    errors.install(app, no_page(assets))
     app.include_router(page_router(assets))
     with TestClient(app, headers={"accept-encoding": "identity"}) as browser:
         yield browser
@@ -53,6 +53,27 @@ def test_every_page_is_the_index_and_is_asked_for_anew(dist: Path) -> None:
             assert (page.headers["x-content-type-options"], page.headers["referrer-policy"]) == ("nosniff", "no-referrer")
         assert browser.head("/").status_code == 200
         assert browser.post("/").status_code == 405
+
+
+def test_a_page_that_there_is_not_is_one_that_says_so_and_programs_are_told_in_their_envelope(dist: Path) -> None:
+    wants_page = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+    with browsing(site(dist)) as browser:
+        for path in ("/nowhere", "/runsx", "/apis", "/deployment/front"):
+            page = browser.get(path, headers=wants_page)
+            assert (page.status_code, page.text) == (404, (dist / "index.html").read_text()), path
+            assert page.headers["content-security-policy"].startswith("default-src 'none'")
+            assert browser.get(path).json()["error"]["code"] == "not_found"
+        for path in ("/api/v1/nowhere", "/api", "/v1/nowhere", "/oai/api/v1/nowhere", "/ui/nowhere"):
+            answer = browser.get(path, headers=wants_page)
+            assert answer.status_code == 404
+            assert set(answer.json()) == {"error"}, path
+        assert browser.post("/nowhere", headers=wants_page).json()["error"]["code"] == "not_found"
+
+
+def test_browsers_find_the_icon_where_they_look_for_it_by_themselves(dist: Path) -> None:
+    with browsing(site(dist)) as browser:
+        icon = browser.get("/favicon.ico")
+        assert (icon.status_code, icon.text, icon.headers["content-type"]) == (200, "<svg/>", "image/svg+xml")
 
 
 def test_what_has_a_hash_in_its_name_is_kept_and_compressed_for_who_takes_it(dist: Path) -> None:
