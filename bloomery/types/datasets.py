@@ -63,6 +63,8 @@ class ImportRows(Resource):
     kind: RowKind | None = None
     """Without it that of the first row."""
     on_error: OnError = "refuse"
+    origin: str | None = Field(default=None, min_length=1, max_length=128)
+    """Where the rows come from that were in no file, in words: `the playground`. The recipe keeps it."""
     split: SplitChoice | None = None
 
     @property

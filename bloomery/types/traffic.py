@@ -15,6 +15,8 @@ class SpansWanted(TypedDict, total=False):
     """Which spans are meant: those to which all of it applies; what is None does not count."""
 
     deployment: str | None
+    base_model: str | None
+    """Asked by its own name or hash, and through no deployment."""
     episode: str | None
     status: SpanStatus | None
     version: str | None

@@ -8,6 +8,8 @@ import msgspec
 import pytest
 from msgspec import structs
 
+from bloomery.services.weights.target import Target
+from bloomery.types.generation import Weights
 from bloomery.types.operations import AdamParams, Failed, ForwardBackward, ForwardBackwardResult, OptimStep, Result, SaveCheckpoint, SnapshotResult
 from bloomery.types.wire import encode
 from tests.api.server import Server, serving
@@ -220,6 +222,13 @@ def test_the_loop_of_deploy_record_judge_and_curate(server: Server) -> None:
     detail = ok(server, "GET", "/spans/chatcmpl-1")
     assert (detail["span"]["episode_id"], detail["body"]["tokens"]["prompt"], detail["feedback"][0]["value"]) == ("e1", [1, 2, 3], "4")
     assert [span["id"] for span in ok(server, "GET", "/spans?episode=e1")["data"]] == ["chatcmpl-1"]
+    through = Target(Weights(version=BASE), BASE, "router", 1, "router", deployment_id=ok(server, "GET", "/deployments/router")["id"])
+    server.services.traffic.record(chat("chatcmpl-2", "another question", target=through))
+    server.services.traffic.record(chat("chatcmpl-3", "another question", target=Target(Weights(version=BASE), BASE, None, None, "tiny")))
+    assert [span["id"] for span in ok(server, "GET", "/spans?base_model=tiny")["data"]] == ["chatcmpl-3"]
+    assert ok(server, "GET", "/spans/totals?base_model=tiny")["total"]["requests"] == 1
+    unknown = server.http.get("/api/v1/spans?base_model=nothing")
+    assert (unknown.status_code, unknown.json()["error"]["field"]) == (404, "base_model")
     second = ok(server, "POST", "/datasets/data/curate", {"parent": first["id"]})
     page = ok(server, "GET", f"/datasets/data/versions/{second['id']}/rows?split=train&offset=2")
     assert page["data"][0]["messages"] == [{"role": "user", "content": "new question"}, {"role": "assistant", "content": "4"}]

@@ -126,6 +126,7 @@ def test_the_slowest_requests_are_the_first_that_are_read(tmp_path: Path) -> Non
         (SpanFilter(kinds=("chat", "completion"), status="error"), "span_failed (project=?)"),
         (SpanFilter(kinds=("chat", "completion"), deployment="d"), "span_by_deployment (project=? AND deployment_id=?)"),
         (SpanFilter(kinds=("sample",), version="v"), "span_by_version (project=? AND version=?)"),
+        (SpanFilter(kinds=("chat", "completion"), base="b"), "span_by_version (project=? AND version=?)"),
     ],
 )
 def test_the_newest_requests_that_are_meant_are_the_first_that_are_read(tmp_path: Path, wanted: SpanFilter, index: str) -> None:
@@ -143,6 +144,7 @@ def test_the_slowest_and_the_dearest_of_those_that_were_served_are_found_by_that
     [
         (SpanFilter(kinds=("chat",), deployment="d"), "span_by_deployment (project=? AND deployment_id=?)"),
         (SpanFilter(kinds=("chat",), version="v"), "span_by_version (project=? AND version=?)"),
+        (SpanFilter(kinds=("chat",), base="b"), "span_by_version (project=? AND version=?)"),
         (SpanFilter(kinds=("chat",), episode="e"), "span_by_episode (project=? AND episode_id=?)"),
     ],
 )
@@ -150,7 +152,7 @@ def test_of_few_requests_none_but_these_are_put_in_order(tmp_path: Path, order: 
     assert looks(listed(tmp_path, order, wanted)) == [f"SEARCH span USING INDEX {index}"]
 
 
-@pytest.mark.parametrize("wanted", [SpanFilter(), SpanFilter(kinds=("chat",), status="ok", version="v", deployment="d")])
+@pytest.mark.parametrize("wanted", [SpanFilter(), SpanFilter(kinds=("chat",), status="ok", version="v", deployment="d"), SpanFilter(base="b")])
 def test_what_requests_come_to_is_known_without_a_look_at_any(tmp_path: Path, wanted: SpanFilter) -> None:
     found = plan(tmp_path, lambda connection: traffic_report(connection, "p", wanted))
     assert "SEARCH span_sum USING INDEX sqlite_autoindex_span_sum_1 (project=?)" in found

@@ -136,7 +136,7 @@ class Datasets:
             raise InvalidInput("give the content of at least one split", field="splits")
         # What came in JSON is Unicode already.
         sources = [Source(split, given.format, BytesIO(content.encode())) for split, content in given.splits.items()]
-        return await self._import(p, name, sources, given, request)
+        return await self._import(p, name, sources, given, request, origin=given.origin)
 
     async def upload(self, p: Principal, name: str, given: UploadRows, file: BinaryIO, *, request: Repeatable | None = None) -> DatasetVersion:
         """The same of one file, whose bytes are read as they are."""
@@ -224,13 +224,21 @@ class Datasets:
         return Blob(key, stored, self._opened)
 
     async def _import(
-        self, p: Principal, name: str, sources: Sequence[Source], given: ImportRows | UploadRows, request: Repeatable | None
+        self,
+        p: Principal,
+        name: str,
+        sources: Sequence[Source],
+        given: ImportRows | UploadRows,
+        request: Repeatable | None,
+        *,
+        origin: str | None = None,
     ) -> DatasetVersion:
         p.require("train")
         choice = given.choice
         recipe: dict[str, Any] = {"kind": "import", "format": given.format}
         recipe |= {"split": choice.model_dump(exclude_none=True)} if choice else {}
         recipe |= {"on_error": given.on_error} if given.on_error != "refuse" else {}
+        recipe |= {"origin": origin} if origin else {}
 
         async def prepared(dataset: Dataset, ground: Ground) -> Callable[[ExitStack], Prepared]:
             kind = _kind(dataset, given.kind)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, literal_column, select
+from sqlalchemy import ColumnElement, and_, func, literal_column, select
 from sqlalchemy.sql.base import ReadOnlyColumnCollection
 
 from bloomery.services.data.redaction import pseudonym
@@ -17,6 +17,8 @@ class SpanFilter:
     """Which spans are meant: those to which all of it applies."""
 
     deployment: str | None = None
+    base: str | None = None
+    """The hash of a base model that was asked itself, and through no deployment."""
     episode: str | None = None
     kinds: Sequence[SpanKind] = ()
     """Any where it is empty."""
@@ -30,7 +32,7 @@ class SpanFilter:
     @property
     def is_narrow(self) -> bool:
         """Whether an index finds so few that these are better put in order than looked for among all in that order."""
-        return (self.deployment, self.episode, self.version) != (None, None, None)
+        return (self.deployment, self.base, self.episode, self.version) != (None, None, None, None)
 
 
 Columns = ReadOnlyColumnCollection[str, Any]
@@ -59,6 +61,8 @@ def what_is_summed(project: str, wanted: SpanFilter, columns: Columns) -> list[C
     said: _Said = [
         (project, lambda project: columns.project == project),
         (wanted.deployment, lambda name: columns.deployment_id == _deployment(project, name)),
+        # Its own weights are the version that has its hash. Spans have no deployment then, and sums an empty one.
+        (wanted.base, lambda base: and_(columns.version == base, func.coalesce(columns.deployment_id, "") == "")),
         (wanted.kinds or None, columns.kind.in_),
         (wanted.status, lambda status: columns.status == status),
         (wanted.version, lambda version: columns.version == version),

@@ -60,6 +60,15 @@ def test_an_import_is_read_back_by_split(tmp_path: Path) -> None:
     play(tmp_path, story)
 
 
+def test_rows_that_were_in_no_file_say_where_they_come_from(tmp_path: Path) -> None:
+    async def story(stage: Stage) -> None:
+        await stage.datasets.create(ME, "data")
+        asked = importing(train=jsonl(("a", "1"))).model_copy(update={"origin": "the playground"})
+        assert (await stage.datasets.import_rows(ME, "data", asked)).recipe == {"kind": "import", "format": "jsonl", "origin": "the playground"}
+
+    play(tmp_path, story)
+
+
 def test_a_version_is_unpacked_once_for_all_its_pages(tmp_path: Path) -> None:
     """Told by taking the blob away once the first page was read."""
 

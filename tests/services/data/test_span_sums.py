@@ -20,7 +20,7 @@ from bloomery.store.migrations import migrate
 from bloomery.types.ids import now_us
 from bloomery.types.resources import Price, Span
 from bloomery.types.traffic import DeploymentTotals, TrafficReport, TrafficTotals
-from tests.services.stage import ME, STRANGER, Stage, chat, play
+from tests.services.stage import BASE, ME, STRANGER, Stage, chat, play
 
 NOW = now_us()
 DAY_US = 86_400_000_000
@@ -30,7 +30,13 @@ TIMES = (NOW - 40 * DAY_US, NOW - 31 * DAY_US, *(NOW - minutes * 60_000_000 for 
 
 def filters() -> Iterator[SpanFilter]:
     """Of every kind, with bounds inside, at the ends of and across the periods that are summed."""
-    yield from (SpanFilter(episode="e"), SpanFilter(min_cost_usd=50e-6), SpanFilter(kinds=("sample",)), SpanFilter(deployment="nobody"))
+    yield from (
+        SpanFilter(episode="e"),
+        SpanFilter(min_cost_usd=50e-6),
+        SpanFilter(kinds=("sample",)),
+        SpanFilter(deployment="nobody"),
+        SpanFilter(base=BASE),
+    )
     yield from (SpanFilter(deployment=name, status=status) for name, status in product((None, "front"), (None, "ok", "error")))
     edge = NOW // PERIOD_US * PERIOD_US
     bounds = (None, NOW - 61 * 60_000_000, edge - 2 * PERIOD_US, edge - 1, edge, NOW - 5 * 60_000_000, NOW)

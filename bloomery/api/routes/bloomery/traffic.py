@@ -19,7 +19,9 @@ router = APIRouter(tags=["traffic"])
 
 
 async def _filter(
+    services: Svc,
     deployment: str | None = None,
+    base_model: str | None = None,
     episode: str | None = None,
     kind: Kinds = (),
     status: SpanStatus | None = None,
@@ -30,6 +32,7 @@ async def _filter(
 ) -> SpanFilter:
     return SpanFilter(
         deployment=deployment,
+        base=None if base_model is None else services.models.resolve(base_model).base_hash,
         episode=episode,
         kinds=kind,
         status=status,
