@@ -56,6 +56,7 @@ def questions(world: World, client: Client) -> list[Question]:
         (f"/rollouts/{world.rewarded.run}", chosen),
         (f"/traces/{consents['id']}", "Add to a data set"),
         ("/graders/pays-anything", "Waive…"),
+        ("/graders/new", half_written),
     ]
 
 
@@ -123,6 +124,11 @@ def upload(page: "Page") -> None:
 def chosen(page: "Page") -> None:
     page.get_by_role("article").get_by_role("checkbox").first.check()
     page.get_by_role("button", name="To a data set 1").click()
+
+
+def half_written(page: "Page") -> None:
+    page.get_by_label("Source").fill("def score(output):\n")
+    page.get_by_role("link", name="Keys", exact=True).click()
 
 
 def faults_of(page: "Page") -> list[str]:

@@ -1,11 +1,22 @@
 // Which page is shown: the path of the address, `/runs/ID` for example, and its query.
+import { unsaved } from "./unsaved.svelte";
+
+const here = (): string => location.pathname + location.search;
 
 class Router {
   path = $state(location.pathname);
   query = $state.raw(new URLSearchParams(location.search));
+  /** The address of what is shown. */
+  #shown = here();
 
   constructor() {
-    addEventListener("popstate", () => this.#read());
+    addEventListener("popstate", () => {
+      const wanted = here();
+      if (wanted === this.#shown || !unsaved.any) return this.#read();
+      // The browser has changed the address already: it is changed back until it is known whether that was meant.
+      history.pushState(null, "", this.#shown);
+      unsaved.leave(() => this.#go(wanted, { replace: true }));
+    });
   }
 
   /** The parts of the path behind its slashes. */
@@ -13,12 +24,9 @@ class Router {
     return this.path.split("/").filter(Boolean).map(decoded);
   }
 
-  /** `replace`: this page takes the place of the one before in the history; `stay`: what is in sight stays there. */
-  go(address: string, { replace = false, stay = false } = {}): void {
-    if (replace) history.replaceState(null, "", address);
-    else if (address !== location.pathname + location.search) history.pushState(null, "", address);
-    this.#read();
-    if (!stay) scrollTo(0, 0);
+  /** `replace`: this page takes the place of the one before in the history; `stay`: what is in sight stays there. Who would lose what he wrote is asked first. */
+  go(address: string, how: { replace?: boolean; stay?: boolean } = {}): void {
+    unsaved.leave(() => this.#go(address, how));
   }
 
   /** Change the query in place: what was chosen on a page is in its address, so that it can be sent to somebody. */
@@ -33,7 +41,15 @@ class Router {
     this.#read();
   }
 
+  #go(address: string, { replace = false, stay = false }: { replace?: boolean; stay?: boolean }): void {
+    if (replace) history.replaceState(null, "", address);
+    else if (address !== here()) history.pushState(null, "", address);
+    this.#read();
+    if (!stay) scrollTo(0, 0);
+  }
+
   #read(): void {
+    this.#shown = here();
     this.path = location.pathname;
     this.query = new URLSearchParams(location.search);
   }

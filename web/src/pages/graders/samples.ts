@@ -1,4 +1,4 @@
-// Rows of a data set as a grader sees them: the row's own fields, and an output to grade.
+// Rows of a data set as a grader sees them, which are those of an evaluation: the row's fields, and an output to grade.
 import { get } from "../../lib/api";
 import { textOf, type Message } from "../../parts/messages";
 
@@ -11,17 +11,27 @@ export async function samplesOf(dataset: string, version: string, split: "train"
   return (data as unknown as Stored[]).flatMap(samples);
 }
 
-function samples(row: Stored): Sample[] {
+export function samples(row: Stored): Sample[] {
   const messages = row.messages ?? [];
-  if (row.kind === "preference") {
-    const asked = row.prompt ?? said(messages);
-    return [row.preferred ?? [], row.rejected ?? []].map((answer) => ({ output: said(answer), item: {}, asked }));
+  switch (row.kind) {
+    case "preference": {
+      const asked = row.prompt ?? said(messages);
+      return [row.preferred ?? [], row.rejected ?? []].map((answer) => ({ output: said(answer), item: {}, asked }));
+    }
+    case "completion": {
+      const { prompt = "", completion = "" } = row;
+      return [{ output: completion, item: { prompt, completion, reference: completion }, asked: prompt ?? "" }];
+    }
+    case "chat": {
+      const [asked, answer] = [messages.slice(0, -1), messages.at(-1)];
+      const reference = textOf(answer?.content);
+      return [{ output: reference, item: { messages: asked, reference, answer }, asked: said(asked) }];
+    }
+    default: {
+      const item = row.item ?? {};
+      return [{ output: textOf(item.reference ?? item.answer), item, asked: said(messages) }];
+    }
   }
-  if (row.kind === "completion") return [{ output: row.completion ?? "", item: {}, asked: row.prompt ?? "" }];
-  const last = messages.at(-1);
-  const answered = last?.role === "assistant";
-  const answer = row.item?.answer ?? row.item?.reference ?? "";
-  return [{ output: answered ? textOf(last!.content) : String(answer), item: row.item ?? {}, asked: said(answered ? messages.slice(0, -1) : messages) }];
 }
 
 function said(messages: readonly Message[]): string {
