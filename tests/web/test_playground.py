@@ -66,6 +66,56 @@ def test_what_one_of_two_models_did_not_answer_is_asked_again_at_its_side(page: 
     assert len(_recorded(client, "asked-left", 1)) == 1
 
 
+def test_what_is_judged_in_the_playground_moves_nothing_and_with_consent_is_curated(page: "Page", client: Client) -> None:
+    from playwright.sync_api import expect
+
+    client.deployments.create("judged-here", BASE)
+    client.datasets.create("of-the-playground")
+    client.datasets.upload("of-the-playground", b'{"text": "a", "label": "b"}', format="jsonl")
+    page.goto("/playground?model=judged-here")
+    left = page.get_by_role("region", name="left")
+    message = page.get_by_label("Message", exact=True)
+    page.get_by_text("Curate leaves them out").wait_for()
+    for number, consent in enumerate(("none", "train")):
+        page.get_by_label("Consent").select_option(consent)
+        message.fill(f"{QUESTION} {number}")
+        message.press("Enter")
+        good = left.get_by_role("button", name="Good answer").nth(number)
+        left.get_by_text(f"consent {consent}").wait_for()
+        height = left.bounding_box()
+        good.click()
+        expect(left.get_by_role("status").nth(number)).to_have_text("judged good", timeout=WAIT_MS)
+        assert left.bounding_box() == height
+        assert good.get_attribute("aria-pressed") == "true"
+    consenting, silent = _recorded(client, "judged-here", 2)
+    assert (consenting.consent, silent.consent) == ("train", "none")
+    page.get_by_role("link", name="trace", exact=True).nth(1).click()
+    page.get_by_role("link", name="Curate").click()
+    page.get_by_role("link", name="of-the-playground").click()
+    dialog = page.get_by_role("dialog", name="Curate from traffic")
+    expect(dialog.get_by_label("Traffic of")).to_have_value("judged-here", timeout=WAIT_MS)
+    dialog.get_by_role("button", name="Make the version").click()
+    page.wait_for_url("**version=2")
+    assert dialog.count() == 0
+    rows = client.datasets.rows("of-the-playground", client.datasets.get("of-the-playground").versions[1].id, "train")
+    assert [row.source_span for row in rows if row.source_span] == [consenting.id]
+
+
+def test_an_answer_has_as_many_tokens_in_the_playground_as_in_its_trace(page: "Page", client: Client) -> None:
+    client.deployments.create("counted-here", BASE)
+    page.goto("/playground?model=counted-here")
+    page.get_by_label("Temperature").fill("0")
+    page.get_by_label("Message", exact=True).fill(QUESTION)
+    page.get_by_label("Message", exact=True).press("Enter")
+    left = page.get_by_role("region", name="left")
+    left.get_by_text("ended by itself").wait_for()
+    (span,) = _recorded(client, "counted-here", 1)
+    shown = left.get_by_role("group", name="answer").locator("span").count()
+    assert span.out_tokens == shown + 1, "the one that ends it has no text"
+    counted = left.get_by_text(f"{span.out_tokens} tokens", exact=True)
+    assert "the one that ends the answer" in (counted.get_attribute("title") or "")
+
+
 def _open(page: "Page", model: str, *, beside: str = "", tokens: int) -> None:
     """The playground with a question that is not yet asked, and whose answer has all tokens that it may have: by itself the tiny model is brief.
 

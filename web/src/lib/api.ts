@@ -92,13 +92,13 @@ export async function download(route: keyof paths, path: Record<string, string>,
 
 /** Whose key this is; nobody is logged in or out by that. */
 export async function ownerOf(key: string): Promise<{ name: string; project: string }> {
-  const said = (await (await send("GET", "/api/v1/auth/apikey/me", undefined, undefined, key)).json()) as { name: string; details: { org_details: { name: string } } };
+  const said = (await (await send("GET", "/api/v1/auth/apikey/me", undefined, undefined, { key })).json()) as { name: string; details: { org_details: { name: string } } };
   return { name: said.name, project: said.details.org_details.name };
 }
 
 /** A request as it is, by the login or a key; the playground streams answers with it. */
-export async function send(method: string, url: string, body?: unknown, signal?: AbortSignal, key?: string): Promise<Response> {
-  const headers: Record<string, string> = {};
+export async function send(method: string, url: string, body?: unknown, signal?: AbortSignal, { key, beside }: { key?: string; beside?: Record<string, string> } = {}): Promise<Response> {
+  const headers: Record<string, string> = { ...beside };
   headers[CSRF] = word.read();
   if (key) headers["x-api-key"] = key;
   const raw = body instanceof Blob;

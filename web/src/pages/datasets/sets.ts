@@ -17,12 +17,12 @@ export function rowsOf(version: Version | undefined, split: Split): number {
 
 /** How a version came to be, in one line. */
 export function madeBy(version: Version, all: readonly Version[]): string {
-  const { kind, format, deployment } = version.recipe as { kind?: string; format?: string; deployment?: string };
+  const { kind, format, origin, deployment } = version.recipe as { kind?: string; format?: string; origin?: string; deployment?: string };
   const parent = all.find((each) => each.id === version.parent || each.manifest === version.parent);
   const of = parent ? `version ${parent.number}` : "another version";
   if (kind === "split") return `split of ${of}`;
   if (kind === "curate") return `${of} and judged traffic${deployment ? ` of ${deployment}` : ""}`;
-  return `${format ?? "a"} file${version.parent ? `, added to ${of}` : ""}`;
+  return `${origin ? `from ${origin}` : `${format ?? "a"} file`}${version.parent ? `, added to ${of}` : ""}`;
 }
 
 type Said = Record<string, unknown>[] | string;

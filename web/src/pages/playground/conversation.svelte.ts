@@ -5,12 +5,17 @@ import { released } from "../../lib/press";
 import type { Message } from "../../parts/messages";
 import { tintOfLogprob, type Token } from "../../parts/tokens";
 
-export type Settings = { system: string; temperature: number; max_tokens: number; seed: number | null };
+export type Consent = "none" | "eval" | "train";
+export type Settings = { system: string; temperature: number; max_tokens: number; seed: number | null; consent: Consent };
 
 export type Turn = {
   asked: string;
   said: string;
   tokens: Token[];
+  /** How many were sampled, as traces count them: the one that ends an answer has no text. */
+  count: number;
+  /** What it may be used for. */
+  consent: Consent;
   /** The id of the answer, by which it is recorded. */
   id: string;
   version: string;
@@ -23,6 +28,7 @@ type Chunk = {
   id?: string;
   system_fingerprint?: string;
   error?: { message?: string };
+  usage?: { completion_tokens: number } | null;
   choices?: { delta?: { content?: string | null }; finish_reason?: string | null; logprobs?: { content?: Shown[] } | null }[];
 };
 
@@ -48,16 +54,16 @@ export class Conversation {
   }
 
   /** Say something, and hear the answer to its end; whether there was one. */
-  async ask(asked: string, { system, temperature, max_tokens, seed }: Settings): Promise<boolean> {
+  async ask(asked: string, { system, temperature, max_tokens, seed, consent }: Settings): Promise<boolean> {
     const began = performance.now();
-    this.turns.push({ asked, said: "", tokens: [], id: "", version: "", reason: "", seconds: 0 });
+    this.turns.push({ asked, said: "", tokens: [], count: 0, consent, id: "", version: "", reason: "", seconds: 0 });
     const turn = this.turns.at(-1)!;
     this.problem = this.unanswered = "";
     this.streaming = true;
     this.#stop = new AbortController();
     try {
-      const body = { model: this.model, messages: this.messages(system), temperature, max_tokens, stream: true, logprobs: true, top_logprobs: TOP, ...(seed === null ? {} : { seed }) };
-      const answer = await send("POST", "/v1/chat/completions", body, this.#stop.signal);
+      const body = { model: this.model, messages: this.messages(system), temperature, max_tokens, stream: true, stream_options: { include_usage: true }, logprobs: true, top_logprobs: TOP, ...(seed === null ? {} : { seed }) };
+      const answer = await send("POST", "/v1/chat/completions", body, this.#stop.signal, { beside: { "x-bloomery-consent": consent } });
       for await (const chunk of chunks(answer)) {
         // What stops it stands below.
         await released();
@@ -67,6 +73,7 @@ export class Conversation {
         const choice = chunk.choices?.[0];
         turn.said += choice?.delta?.content ?? "";
         turn.tokens.push(...(choice?.logprobs?.content ?? []).map(shown));
+        turn.count = chunk.usage?.completion_tokens ?? turn.tokens.length;
         turn.reason = choice?.finish_reason ?? turn.reason;
         turn.seconds = (performance.now() - began) / 1000;
       }
