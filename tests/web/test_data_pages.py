@@ -125,6 +125,11 @@ def test_an_evaluation_is_run_stands_on_the_board_and_is_deleted(page: "Page", w
     dialog.get_by_label("Rows at most").fill("4")
     dialog.get_by_role("checkbox", name=re.compile(f"^{BASE}")).check()
     dialog.get_by_role("checkbox", name=re.compile("^short")).check()
+    # A version is told by what it is: its hash, of which all stands in the title, takes little room.
+    assert world.taught.result is not None
+    version = dialog.locator("label.option", has_text="what job taught ended with")
+    assert " ".join(version.inner_text().split()) == f"what job taught ended with {world.taught.result.version[:12]}"
+    assert world.taught.result.version in (version.get_attribute("title") or "")
     dialog.get_by_label("Tokens at most").fill("8")
     dialog.get_by_text("4 answers, 4 scores").wait_for()
     dialog.get_by_role("button", name="Run it").click()

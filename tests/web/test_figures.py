@@ -16,7 +16,7 @@ from tests.web.conftest import WAIT_MS
 from tests.web.world import BASE, World, trained
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Locator, Page
+    from playwright.sync_api import Locator, Page, Route
 
 pytestmark = [pytest.mark.web, pytest.mark.timeout(600)]
 
@@ -78,6 +78,25 @@ def test_a_version_says_where_its_rows_went_how_long_they_are_and_how_labels_are
     assert lengths["the longest has"] == str(measured.longest)
     assert lengths["50 % have at most"] == str(measured.percentiles["p50"])
     _figure(tokens, "carry loss").get_by_text(f"{measured.trained_tokens:,}", exact=True).wait_for()
+
+
+def test_what_stands_below_labels_keeps_its_place_when_they_come(page: "Page", client: Client) -> None:
+    rows = [json.dumps({"text": f"number {number}", "label": "abc"[number % 3]}) for number in range(12)]
+    client.datasets.create("labelled-late")
+    client.datasets.upload("labelled-late", "\n".join(rows).encode(), format="jsonl")
+    held: list[Route] = []
+    let_go: list[bool] = []
+    page.route("**/statistics*", lambda route: route.continue_() if let_go else held.append(route))
+    page.goto("/datasets/labelled-late")
+    below = page.get_by_role("listbox", name="rows of train")
+    below.get_by_role("option").nth(11).wait_for()
+    wait_until(lambda: page.evaluate("true") and bool(held))
+    before = below.bounding_box()
+    let_go.append(True)
+    for each in held:
+        each.continue_()
+    page.get_by_text("33.3 %").first.wait_for()
+    assert below.bounding_box() == before
 
 
 def test_the_leaderboard_has_each_model_in_its_place_with_its_interval(page: "Page", world: World, client: Client) -> None:

@@ -8,11 +8,13 @@ import pytest
 
 from bloomery.client import Client
 from bloomery.types.resources import Price
-from tests.live import wait_until
+from tests.live import LiveServer, wait_until
+from tests.web.conftest import SIZE, WAIT_MS, log_in
+from tests.web.test_data_pages import rows
 from tests.web.world import BASE, HOSTILE, World, trained
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Browser, Page
 
 pytestmark = [pytest.mark.web, pytest.mark.timeout(600)]
 BOXES = """(whole) => [...whole.children].map((part) => {
@@ -54,8 +56,31 @@ def test_an_address_that_nobody_made_breaks_nothing(page: "Page", world: World) 
     page.evaluate("history.pushState(null, '', '/nothing/%'); dispatchEvent(new PopStateEvent('popstate'))")
     page.get_by_role("heading", level=1).wait_for()
     page.goto(f"/runs/compare?of={world.taught.id},{world.taught.id}")
-    page.get_by_role("heading", name="Compare 1 runs").wait_for()
+    page.get_by_role("heading", name="Compare 1 run", exact=True).wait_for()
     page.get_by_role("region", name="Loss", exact=True).locator("canvas").wait_for()
+
+
+def test_an_address_that_is_no_page_says_so_and_leads_home(browser: "Browser", server: LiveServer) -> None:
+    # The console of a browser complains of what is not found: `page` would fail.
+    with browser.new_context(viewport=SIZE, base_url=server.url) as context:
+        page = context.new_page()
+        page.set_default_timeout(WAIT_MS)
+        log_in(page, server.key)
+        answer = page.goto("/nothing/here")
+        assert answer is not None
+        assert answer.status == 404
+        page.get_by_role("heading", name="There is no such page").wait_for()
+        page.get_by_role("main").get_by_role("link", name="Home").click()
+        page.get_by_role("heading", name="Home").wait_for()
+
+
+def test_home_says_what_each_check_is_and_which_processes_it_counts(page: "Page") -> None:
+    page.goto("/")
+    page.get_by_text("needed processes ready").wait_for()
+    processes = page.get_by_role("region", name="Processes")
+    processes.get_by_text("What these checks are").click()
+    for title in ("Test answer", "Checked again"):
+        assert processes.get_by_role("columnheader", name=title).get_attribute("title") in processes.locator("ul").inner_text()
 
 
 def test_a_clone_leaves_open_what_was_filled_in_and_what_it_would_take_is_of_what_stands_there(page: "Page", world: World) -> None:
@@ -210,19 +235,51 @@ def test_two_models_answer_side_by_side_token_by_token(page: "Page", world: Worl
     dialog.get_by_label("The answer").fill("as it should be")
     dialog.get_by_role("button", name="Save").click()
     dialog.get_by_text("version 1 of from-the-playground").wait_for()
+    dialog.get_by_role("link", name="Look at it").click()
+    page.get_by_role("region", name="Versions").get_by_text("from the playground").wait_for()
 
 
-def test_a_grader_is_written_tried_on_rows_and_kept(page: "Page", world: World) -> None:
+def test_a_grader_is_written_tried_on_rows_which_stay_and_kept(page: "Page", world: World) -> None:
     page.goto("/graders/new")
     page.get_by_label("Name").fill("written-here")
     page.get_by_label("Source").fill("def score(output, pairs):\n    return float(len(pairs))\n")
     page.get_by_label("Rows of a data set").select_option("prompts")
-    page.get_by_label("output 1").wait_for()
+    page.get_by_label("output 8").wait_for()
+    page.get_by_label("output 1").fill("written by hand")
     page.get_by_role("button", name="Run").click()
-    page.get_by_role("cell", name="2", exact=True).first.wait_for()
-    page.get_by_role("button", name="Keep", exact=True).click()
-    page.get_by_role("heading", name="written-here").wait_for()
-    page.get_by_text("What is known of version 1").wait_for()
+    scores = page.get_by_role("cell", name="2", exact=True)
+    scores.nth(7).wait_for()
+    for number, keep in enumerate(("Keep", "Keep as the next version"), 1):
+        page.get_by_role("button", name=keep, exact=True).click()
+        page.get_by_role("heading", name="written-here").wait_for()
+        page.get_by_text(f"What is known of version {number}").wait_for()
+        scores.nth(7).wait_for()
+        assert page.get_by_label("Rows of a data set").input_value() == "prompts"
+        assert page.get_by_label("output 1").input_value() == "written by hand"
+        page.get_by_label("Source").fill(f"# Once more.\ndef score(output, pairs):\n    return float(len(pairs)) + {number}\n")
+        assert scores.count() == 0, "nothing of this source was tried"
+        page.get_by_role("button", name="Run").click()
+        scores = page.get_by_role("cell", name=str(2 + number), exact=True)
+        scores.nth(7).wait_for()
+
+
+def test_the_rows_that_a_grader_is_tried_on_fit_what_it_begins_with_and_what_it_is_given_is_told(page: "Page", client: Client) -> None:
+    client.datasets.create("answered")
+    client.datasets.upload("answered", "\n".join(rows(8)).encode(), format="jsonl")
+    page.goto("/graders/new")
+    page.get_by_text("called with what its parameters are named after").wait_for()
+    tried = page.get_by_role("region", name="Try it")
+    run = page.get_by_role("button", name="Run")
+    for kind in ("Python function", "Comparison of texts", "Several in a formula"):
+        page.get_by_label("Begin with another kind").select_option(kind)
+        run.click()
+        tried.get_by_role("cell", name="1", exact=True).wait_for()
+        assert [row.locator("td").last.inner_text() for row in tried.locator("tbody tr").all()] == ["1", "0"], kind
+    page.get_by_label("Rows of a data set").select_option("answered")
+    tried.get_by_label("output 8").wait_for()
+    run.click()
+    tried.get_by_role("cell", name="1", exact=True).nth(7).wait_for()
+    assert "reference" in tried.inner_text()
 
 
 def test_answers_are_labelled_by_keyboard_blind_and_a_judge_is_calibrated(page: "Page", world: World) -> None:

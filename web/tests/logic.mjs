@@ -233,6 +233,34 @@ test("of every process it is told whether it is well, and what it proved", async
       ["runner jobs", "ready", "jobs"],
     ],
   );
-  const { root, probe, versions, scrubbed, condemned } = shown[1];
-  assert.deepEqual({ root, probe, versions, scrubbed, condemned }, { root: "f00d", probe: "equal bits", versions: "2, probes within 0.25 nats", scrubbed: "1 round", condemned: "0123456789ab" });
+  const { root, answers, versions, checked, condemned } = shown[1];
+  assert.deepEqual({ root, answers, versions, checked, condemned }, { root: "f00d", answers: "equal bits", versions: "2, answers within 0.25 nats", checked: "1 time", condemned: "0123456789ab" });
+});
+
+test("traffic is drawn up to now, minute by minute", async () => {
+  const { perMinute } = await load("pages/deployments/traffic.ts");
+  const span = (minute) => ({ started_us: minute * 60e6 + 1, in_tokens: 3, out_tokens: 2 });
+  const drawn = perMinute([span(1000), span(1000), span(1002)], 1030);
+  assert.deepEqual([drawn.x[0], drawn.x.at(-1), drawn.x.length], [1000 * 60, 1030 * 60, 31]);
+  assert.deepEqual(drawn.requests, [2, 0, 1, ...Array(28).fill(0)]);
+  assert.deepEqual(drawn.tokens.slice(0, 3), [10, 0, 5]);
+  assert.equal(perMinute([span(1000)], 1005).x.length, 16, "a quarter of an hour at least");
+  assert.equal(perMinute([span(1000)], 9000).x.length, 1441, "a day at most");
+  assert.equal(perMinute([span(1000)], 998).x.at(-1), 1000 * 60, "a server whose clock is ahead");
+  assert.deepEqual(perMinute([], 1000).x, []);
+});
+
+test("a grader that is tried is given of a row what an evaluation gives it", async () => {
+  const { samples } = await load("pages/graders/samples.ts");
+  const [asked, answer] = [{ role: "user", content: "?" }, { role: "assistant", content: "yes" }];
+  assert.deepEqual(samples({ kind: "chat", messages: [asked, answer] }), [{ output: "yes", item: { messages: [asked], reference: "yes", answer }, asked: "?" }]);
+  assert.deepEqual(samples({ kind: "completion", prompt: "a", completion: "b" }), [{ output: "b", item: { prompt: "a", completion: "b", reference: "b" }, asked: "a" }]);
+  assert.deepEqual(samples({ kind: "prompt", messages: [asked], item: { answer: 4 } }), [{ output: "4", item: { answer: 4 }, asked: "?" }]);
+});
+
+test("a version says where its rows come from", async () => {
+  const { madeBy } = await load("pages/datasets/sets.ts");
+  const first = { id: "a", manifest: "m", number: 1, parent: null, recipe: { kind: "import", format: "jsonl" } };
+  const saved = { id: "b", manifest: "n", number: 2, parent: "a", recipe: { kind: "import", format: "jsonl", origin: "the playground" } };
+  assert.deepEqual([first, saved].map((version) => madeBy(version, [first, saved])), ["jsonl file", "from the playground, added to version 1"]);
 });

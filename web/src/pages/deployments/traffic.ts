@@ -3,13 +3,14 @@ import type { Row } from "../../answers";
 
 type Span = Row<"/api/v1/spans">;
 
-/** Requests and tokens of each minute, which `x` names in seconds since 1970; minutes without any are zeros. */
-export function perMinute(spans: readonly Span[]): { x: number[]; requests: number[]; tokens: number[] } {
+/** Requests and tokens of each minute up to `now`, in minutes since 1970; `x` names them in seconds, and minutes without any are zeros. */
+export function perMinute(spans: readonly Span[], now: number): { x: number[]; requests: number[]; tokens: number[] } {
   if (spans.length === 0) return { x: [], requests: [], tokens: [] };
   const minute = (span: Span): number => Math.floor(span.started_us / 60e6);
   const places = spans.map(minute);
   const first = places.reduce((least, place) => Math.min(least, place));
-  const last = places.reduce((most, place) => Math.max(most, place));
+  // The clock of the server may be ahead.
+  const last = places.reduce((most, place) => Math.max(most, place), now);
   // A quarter of an hour at least, and a day at most: who looks at more minutes sees no single one.
   const from = Math.max(Math.min(first, last - 15), last - 1440);
   const requests = new Array<number>(last - from + 1).fill(0);

@@ -23,7 +23,16 @@ export async function health(): Promise<Health> {
   return told;
 }
 
-export type Process = { name: string; state: string; kind: string | undefined; serves: string; root: string; probe: string; versions: string; scrubbed: string; condemned: string };
+export type Process = { name: string; state: string; kind: string | undefined; serves: string; root: string; answers: string; versions: string; checked: string; condemned: string };
+
+/** What a process proves of the weights that it holds, in the order of the columns. */
+export const CHECKS: readonly { title: string; help: string }[] = [
+  { title: "Weights, read back", help: "the hash of what it read back from its memory when it started, before it answered anybody" },
+  { title: "Test answer", help: "what it says of fixed tokens beside what the trainer's forward says of them: equal to the bit, or within so many nats. A nat is a difference of natural logarithms: 0.01 nats are about 1 % of a probability" },
+  { title: "Versions in memory", help: "how many more it holds, and how far the test answers of those were off at most" },
+  { title: "Checked again", help: "how often it has read all of its weights back since, while it served" },
+  { title: "Out of service", help: "versions that failed such a check, which it answers with no more" },
+];
 
 /** A replica that starts when something is deployed on its base: that it does not run says nothing of how the server is. */
 export const NOT_NEEDED = "not needed";
@@ -36,7 +45,7 @@ export function processesOf(status: Status, { replicas: { silent }, runners }: H
     ...status.engines.map((engine) => shown(`engine of ${engine.aliases.join(", ")}`, engine.ready ? (engine.stands_in ? "stands in" : "ready") : "starting", engine.stands_in ? "warn" : undefined, replicated.has(engine.base_hash) ? "training" : "training, production", engine.detail)),
     ...status.replicas.map((replica) => shown(replica.name, silent.includes(replica.name) ? "silent" : replica.ready ? "ready" : replica.wanted ? "starting" : NOT_NEEDED, undefined, replica.serves, replica.detail)),
     ...silent.filter((name) => !known.has(name)).map((name) => shown(name, "silent", undefined, "", {})),
-    ...runners.map((name): Process => ({ name: `runner ${name}`, state: "ready", kind: undefined, serves: "jobs", root: "", probe: "–", versions: "–", scrubbed: "–", condemned: "–" })),
+    ...runners.map((name): Process => ({ name: `runner ${name}`, state: "ready", kind: undefined, serves: "jobs", root: "", answers: "–", versions: "–", checked: "–", condemned: "–" })),
   ];
 }
 
@@ -50,9 +59,9 @@ function shown(name: string, state: string, kind: string | undefined, serves: st
     kind,
     serves,
     root: detail.proved?.root ?? "",
-    probe: detail.proved ? answered(detail.proved.probe_max_abs) : "–",
-    versions: differences.length ? `${versions.length}, probes ${answered(Math.max(...differences))}` : String(versions.length),
-    scrubbed: several(detail.scrub_rounds ?? 0, "round"),
+    answers: detail.proved ? answered(detail.proved.probe_max_abs) : "–",
+    versions: differences.length ? `${versions.length}, answers ${answered(Math.max(...differences))}` : String(versions.length),
+    checked: several(detail.scrub_rounds ?? 0, "time"),
     condemned: Object.keys(detail.condemned ?? {}).map((version) => version.slice(0, 12)).join(", ") || "none",
   };
 }
