@@ -1,15 +1,18 @@
-"""What a chain moves of a run: `python -m bench.chain` publishes 50 steps of a synthetic model and prints one JSON line.
+"""What a chain moves of a run: `python -m bench.chain` publishes 50 steps of two models and prints one JSON line.
 
-The model is bf16 with a float32 master whose residual is uniform within a unit in the last place, as it is after many steps; gradients are noise
-with a small persistent part, and updates are Adam's at `--learning-rate`. One reader follows every step. It loses its memory at step 30 and joins
-again with an empty folder; two more join at steps 20 and 40 and follow from then on. The writer is started anew at step 25. Every byte that anybody
-puts or gets counts, manifests and leases included.
+`generated` are the weights of `bench.weights`, four layers a quarter as wide as those of a Qwen3 of 0.6B and rows of its embedding, in the middle of a
+long run at `--learning-rate`. `grpo` is the model that ships, served in bf16 and trained with all of its parameters (`bench.trained`) at
+`--grpo-rate` until it has as many versions; `engine_less` is what its own chain saved by what the server says (`sync/bytes` beside
+`sync/whole_bytes`), where the only reader is on the same machine, and where versions much of which changed are whole.
+
+Of each, one reader follows every step. It loses its memory at step 30 and joins again with an empty folder; two more join at steps 20 and 40 and
+follow from then on. The writer is started anew at step 25. Every byte that anybody puts or gets counts, manifests and leases included.
 
 `whole` is what moves where every version is a snapshot of the raw bytes: each is put once, and fetched by whoever is there. `less` is the share of it
-that the chain saves; `less_deltas_only` counts deltas, merged deltas and everything small but no bases, neither put nor fetched, and
-`less_from_first_model` is where readers have the model that the run began with on their disks. `changed` is the mean share of elements from one
-version to the next, `ratio` what a snapshot is to a delta in the mean. Seconds are medians: of a publication with its encoding, of staging and of
-flipping. At the end every reader's weights are compared bit for bit.
+that the chain saves; `less_deltas_only` counts deltas, merged deltas and everything small but no bases, neither put nor fetched, as it is where
+readers get their bases elsewhere; and `less_from_first_model` is where readers have the model that the run began with on their disks. `base_share` is
+what bases are of all that moved. `changed` is the mean share of elements from one version to the next, `ratio` what a snapshot is to a delta in the
+mean. Seconds are medians: of a publication with its encoding, of staging and of flipping. At the end every reader's weights are compared bit for bit.
 """
 
 import argparse
@@ -17,32 +20,30 @@ import statistics
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from bench import trained
 from bench.line import Line, parser_of
-from bench.weights import rounded, widened
+from bench.weights import models, shapes
 from bloomery.store.objects import Folder
 from bloomery.sync.chain.publisher import PublishConfig, Published, Publisher
 from bloomery.sync.chain.receiver import Receiver
+from bloomery.sync.codec.files import FileWeights
 from bloomery.sync.codec.layout import Layout, MemoryWeights
+from bloomery.sync.run_chain import changed_share
 from bloomery.types.objects import Objects, Stored
-from bloomery.types.tensor_file import TensorSpec
 
 RUN: Final = "bench"
 LOST_AT: Final = 0.6
 JOIN_AT: Final = (0.4, 0.8)
 RESTART_AT: Final = 0.5
 """Of all steps."""
-BETA1: Final = 0.9
-PERSISTENT: Final = 0.15
-"""Of a gradient, beside its noise."""
-COLUMNS: Final = 2048
 
 
 class Counted:
@@ -95,56 +96,46 @@ class Counted:
         self.inner.tidy(before_us)
 
 
-class Model:
-    """Weights that Adam moves."""
-
-    def __init__(self, rows: int, learning_rate: float, seed: int) -> None:
-        self._chance = np.random.default_rng(seed)
-        scale = 0.03 * np.exp(0.3 * self._chance.standard_normal((rows, 1), dtype=np.float32))
-        drawn = (self._chance.standard_t(8, (rows, COLUMNS)).astype(np.float32) * scale).astype(np.float32)
-        bits = rounded(drawn)
-        # Anywhere within the unit that rounds to these bits: between the neighbours half a unit away.
-        unit = widened(bits + np.uint16(1)) - widened(bits)
-        self._master = widened(bits) + unit * self._chance.uniform(-0.499, 0.499, drawn.shape).astype(np.float32)
-        self._towards = np.where(self._chance.random(drawn.shape, dtype=np.float32) < 0.5, -PERSISTENT, PERSISTENT).astype(np.float32)
-        self._momentum = self._towards + np.float32(np.sqrt((1 - BETA1) / (1 + BETA1))) * self._noise()
-        self._learning_rate = np.float32(learning_rate)
-        # Of one tensor's shape a model has several.
-        self.layout = Layout.of({f"layers.{index}.weight": TensorSpec("BF16", (rows // 8, COLUMNS)) for index in range(8)})
-
-    def step(self) -> None:
-        """One update."""
-        self._momentum = np.float32(BETA1) * self._momentum + np.float32(1 - BETA1) * (self._towards + self._noise())
-        # The second moment of such gradients is that of their noise, but for the persistent part.
-        self._master -= self._learning_rate * self._momentum / np.float32(np.sqrt(1 + PERSISTENT**2))
-
-    def weights(self) -> MemoryWeights:
-        """What is served, as it is now."""
-        parts = np.split(rounded(self._master), len(self.layout.tensors))
-        return MemoryWeights(self.layout, {tensor.name: np.ascontiguousarray(part) for tensor, part in zip(self.layout.tensors, parts, strict=True)})
-
-    def _noise(self) -> NDArray[np.float32]:
-        found: NDArray[np.float32] = self._chance.standard_normal(self._master.shape, dtype=np.float32)
-        return found
-
-
 def main() -> None:
     """Publish and follow, and say what moved."""
     asked = _arguments()
     line = Line("chain")
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        found = measured(asked, Path(folder), stack)
-    setting = {"elements": asked.rows * COLUMNS, "steps": asked.steps, "learning_rate": asked.learning_rate}
-    line.tell({"setting": setting, **found})
+    found = {"generated": measured(generated(asked))}
+    if asked.grpo_steps:
+        with tempfile.TemporaryDirectory() as folder, trained.server("bfloat16", asked.threads) as client:
+            run = trained.run(client, Path(folder), learning_rate=asked.grpo_rate, steps=asked.grpo_steps, groups=asked.groups, seed=asked.seed)
+            found["grpo"] = {**measured([loaded(file) for file in run.versions]), "engine_less": engine_less(run.travelled)}
+    line.tell({"setting": vars(asked), **found})
 
 
 def _arguments() -> argparse.Namespace:
     parser = parser_of(__doc__)
-    parser.add_argument("--rows", type=int, default=2048, help=f"of {COLUMNS} elements each; a multiple of eight")
-    parser.add_argument("--steps", type=int, default=50)
-    parser.add_argument("--learning-rate", type=float, default=1e-6)
+    for name, value in (("steps", 50), ("layers", 4), ("hidden", 256), ("tokens", 300), ("grpo-steps", 50), ("groups", 4), ("threads", 2)):
+        parser.add_argument(f"--{name}", type=int, default=value)
+    for name in ("learning-rate", "grpo-rate"):
+        parser.add_argument(f"--{name}", type=float, default=1e-6)
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
+
+
+def generated(asked: argparse.Namespace) -> list[MemoryWeights]:
+    """Before and behind each of so many updates."""
+    tensors = shapes(asked.layers, hidden=asked.hidden, inner=3 * asked.hidden, tokens=asked.tokens)
+    return models(tensors, asked.learning_rate, asked.steps, asked.seed)
+
+
+def loaded(file: Path) -> MemoryWeights:
+    """A version of a run, in memory."""
+    with FileWeights(file) as weights:
+        found = MemoryWeights.zeros(weights.layout)
+        for chunk in weights.layout.chunks():
+            found.write_all(chunk, weights.read(chunk))
+    return found
+
+
+def engine_less(travelled: Sequence[Mapping[str, float]]) -> float:
+    """What the chain of the run wrote, beside whole versions."""
+    return 1 - sum(each["sync/bytes"] for each in travelled) / sum(each["sync/whole_bytes"] for each in travelled)
 
 
 class Readers:
@@ -189,45 +180,47 @@ class Readers:
             assert not wrong, f"{name} has other weights than were published, first of `{wrong[0]}`"
 
 
-def measured(asked: argparse.Namespace, folder: Path, stack: ExitStack) -> dict[str, Any]:
-    """Everything but the setting."""
-    model = Model(asked.rows, asked.learning_rate, asked.seed)
-    store, old = Folder(folder / "store"), model.weights()
+def measured(versions: Sequence[MemoryWeights]) -> dict[str, Any]:
+    """Of neighbouring versions of one run."""
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        return _measured(versions, Path(folder), stack)
+
+
+def _measured(versions: Sequence[MemoryWeights], folder: Path, stack: ExitStack) -> dict[str, Any]:
+    store, layout, last = Folder(folder / "store"), versions[0].layout, len(versions) - 1
     counted = Counted(store)
-    plain, with_model = (Readers(store, folder / name, stack, first) for name, first in (("plain", None), ("with-model", copied(old))))
+    plain, with_model = (Readers(store, folder / name, stack, first) for name, first in (("plain", None), ("with-model", versions[0])))
     # Bases by number alone: 30 minutes are over earlier on a machine that is busy.
     config = PublishConfig(base_after_s=1e9)
     publisher = Publisher.open(counted, RUN, holder="trainer", config=config)
-    done = [publisher.publish(None, old)]
-    publish_s, changed = [], []
+    done = [publisher.publish(None, versions[0])]
+    publish_s = []
     for readers in (plain, with_model):
-        readers.join("follower", model.layout)
-    for step in range(1, asked.steps + 1):
-        model.step()
-        new = model.weights()
-        if step == round(RESTART_AT * asked.steps):
+        readers.join("follower", layout)
+    for step, (old, new) in enumerate(pairwise(versions), 1):
+        if step == round(RESTART_AT * last):
             publisher = Publisher.open(counted, RUN, holder="trainer", config=config)
         began = time.perf_counter()
         done.append(publisher.publish(old, new))
         publish_s.append(time.perf_counter() - began)
-        changed.append(_changed(old, new))
-        old = new
         for readers in (plain, with_model):
             readers.follow()
-            if step == round(LOST_AT * asked.steps):
-                readers.join("follower", model.layout)
+            if step == round(LOST_AT * last):
+                readers.join("follower", layout)
             for place, at in enumerate(JOIN_AT):
-                if step == round(at * asked.steps):
-                    readers.join(f"late-{place}", model.layout)
+                if step == round(at * last):
+                    readers.join(f"late-{place}", layout)
     for readers in (plain, with_model):
-        readers.check(old)
-    raw = model.layout.size_bytes
+        readers.check(versions[-1])
+    raw = layout.size_bytes
     return {
+        "elements": layout.elements,
+        "versions": len(versions),
         "raw_bytes": raw,
-        "changed": statistics.mean(changed),
+        "changed": statistics.mean(changed_share(old, new) for old, new in pairwise(versions)),
         **_moved(raw, done, counted, plain, with_model),
         "ratio": raw / statistics.mean(_size(each, "delta") for each in done[1:]),
-        "merged_to_raw_a_step": sum(_size(each, "merged") for each in done) / asked.steps / raw,
+        "merged_to_raw_a_step": sum(_size(each, "merged") for each in done) / last / raw,
         "base_to_raw": _size(done[0], "base") / raw,
         "bases": sum(_size(each, "base") > 0 for each in done),
         "publish_s": statistics.median(publish_s),
@@ -251,6 +244,7 @@ def _moved(raw: int, done: list[Published], counted: Counted, plain: Readers, wi
         "less": less(lambda key: True, put, got),
         "less_deltas_only": less(lambda key: key not in bases, put, got),
         "less_from_first_model": less(lambda key: True, put, got_with_model),
+        "base_share": sum(each[key] for each in (put, got) for key in bases) / (put.total() + got.total()),
         "small_bytes": sum(size for each in (put, got) for key, size in each.items() if not key.startswith("obj/")),
     }
 
@@ -258,10 +252,6 @@ def _moved(raw: int, done: list[Published], counted: Counted, plain: Readers, wi
 def copied(weights: MemoryWeights) -> MemoryWeights:
     """In memory of their own."""
     return MemoryWeights(weights.layout, {tensor.name: weights[tensor.name].copy() for tensor in weights.layout.tensors})
-
-
-def _changed(old: MemoryWeights, new: MemoryWeights) -> float:
-    return sum(int((old[tensor.name] != new[tensor.name]).sum()) for tensor in old.layout.tensors) / old.layout.elements
 
 
 def _size(published: Published, kind: str) -> int:

@@ -1,49 +1,46 @@
 """What deltas take, by learning rate, of generated weights and of a real run: `python -m bench.delta_sizes` prints one JSON line. Nothing is timed.
 
 `generated` are the weights of `bench.weights`, 14 layers half as wide as those of a Qwen3 of 0.6B, before and behind one update in the middle of a
-long run. `grpo` is the model that ships: it learns to write pairs (`recipes/pairs`) by GRPO over the public API with all of its parameters, from the
-weights that ship, once for each number format that it is served in and each rate; 1e-3 is the recipe's own. Every version that the loop publishes is
-fetched as a file and held against the one before. Masters are float32 and begin on the weights that ship, so these are the first steps of a run.
-With `--rank` it is an adapter of that rank that is trained, and its file that is fetched.
+long run. `grpo` is the model that ships, trained with all of its parameters (`bench.trained`), once for each number format that it is served in and
+each rate; 1e-3 is the recipe's own. Every version that the loop publishes is fetched as a file and held against the one before. With `--rank` it is an
+adapter of that rank that is trained, and its file that is fetched.
 
 Of each, over its steps: `changed` elements in percent, their mean, and of each step where there are several; `least_bits`, what a changed element
 costs at least when positions and values are told within exponents; `xor_zstd_1`, the usual delta, of each tensor the exclusive or in a frame of
-level 1, and how many times as large that is as what is taken (`auto_smaller`); and whole objects of each codec, `auto` among them: bytes in the
+level 1, and how many times as large that is as what is taken (`auto_smaller`); of the run also `arc_v3`, the same of `fireworks-delta-compression` as
+it was published, told to wait for all that it tries, in an environment of its own; and whole objects of each codec, `auto` among them: bytes in the
 mean, how many times smaller than the weights that is (`ratio`), bits of a changed element, and in how many chunks which payload was taken.
 """
 
 import argparse
+import json
+import os
 import statistics
+import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import zstandard
 
+from bench import trained
+from bench.foreign_deltas import PATIENCE
 from bench.line import Line, parser_of
-from bench.weights import checkpoints, shapes
-from bloomery.cli.demo_server import serving
+from bench.peers import command, python_of
+from bench.weights import models, shapes
 from bloomery.client import Client
-from bloomery.recipes import grpo
-from bloomery.recipes.grpo import GrpoConfig
-from bloomery.recipes.pairs import PairsTask
-from bloomery.recipes.policy import PolicyConfig
-from bloomery.recipes.rollouts import RolloutConfig
-from bloomery.sync import peft
 from bloomery.sync.codec import measure
 from bloomery.sync.codec.delta import Choice, Delta, encode
 from bloomery.sync.codec.files import FileWeights
-from bloomery.sync.codec.layout import Layout, MemoryWeights, Weights
-from bloomery.types.tensor_file import TensorSpec
+from bloomery.sync.codec.layout import Weights
 
-MODEL: Final = "bloomery-tiny"
+PEER: Final = Path(__file__).parent / "peers" / "arc_sizes.py"
 DTYPES: Final = ("bfloat16", "float32")
 CODECS: Final[tuple[Choice, ...]] = ("auto", "tight", "fast+zstd", "fast", "planes")
 LAYERS: Final = 14
-PROBLEMS: Final = 512
 
 
 class Step(NamedTuple):
@@ -66,20 +63,21 @@ def main() -> None:
     asked = _arguments()
     line = Line("delta_sizes")
     generated = {f"{rate:g}": shown([_generated(rate, asked)]) for rate in asked.rates}
-    trained: dict[str, dict[str, Any]] = {}
+    runs: dict[str, dict[str, Any]] = {}
     for dtype in asked.dtypes:
-        options = ("--threads", str(asked.threads), "--replicas", "0")
-        with serving(MODEL, keep=False, dtype=dtype, options=options) as server, Client(server.url, server.key) as client:
-            trained[dtype] = {f"{rate:g}": shown(_trained(client, rate, asked)) for rate in asked.grpo_rates}
+        with trained.server(dtype, asked.threads) as client:
+            runs[dtype] = {f"{rate:g}": _trained(client, rate, asked) for rate in asked.grpo_rates}
     names = ("hidden", "tokens", "steps", "groups", "rank", "seed")
-    setting = {name: getattr(asked, name) for name in names} | {"layers": LAYERS, "group_size": RolloutConfig().group_size, "model": MODEL}
-    line.tell({"setting": setting, "generated": generated, "grpo": trained})
+    setting = {name: getattr(asked, name) for name in names} | {"layers": LAYERS, "group_size": trained.GROUP_SIZE, "model": trained.MODEL}
+    peer = {"peer": command("arc", PEER.name)} if asked.arc else {}
+    line.tell({"setting": setting, **peer, "generated": generated, "grpo": runs})
 
 
 def _arguments() -> argparse.Namespace:
     parser = parser_of(__doc__)
     parser.add_argument("--rates", type=float, nargs="*", default=[1e-7, 1e-6, 3e-6, 1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 1e-2], help="of generated weights")
     parser.add_argument("--grpo-rates", type=float, nargs="+", default=[1e-6, 1e-5, 1e-4, 1e-3])
+    parser.add_argument("--no-arc", dest="arc", action="store_false", help="leave the package of arc_v3 out")
     parser.add_argument("--dtypes", nargs="*", choices=DTYPES, default=list(DTYPES), help="that the trained model is served in")
     for name, value in (("hidden", 512), ("tokens", 1000), ("steps", 12), ("groups", 4), ("rank", 0), ("threads", 2), ("seed", 0)):
         parser.add_argument(f"--{name}", type=int, default=value)
@@ -87,41 +85,29 @@ def _arguments() -> argparse.Namespace:
 
 
 def _generated(learning_rate: float, asked: argparse.Namespace) -> Step:
-    found = {
-        shape.name: checkpoints(shape, learning_rate, 1, asked.seed)
-        for shape in shapes(LAYERS, hidden=asked.hidden, inner=3 * asked.hidden, tokens=asked.tokens)
-    }
-    layout = Layout.of({name: TensorSpec("BF16", old.shape) for name, (old, _) in found.items()})
-    old, new = (MemoryWeights(layout, {name: steps[side] for name, steps in found.items()}) for side in (0, 1))
-    return compared(old, new)
+    tensors = shapes(LAYERS, hidden=asked.hidden, inner=3 * asked.hidden, tokens=asked.tokens)
+    return compared(*models(tensors, learning_rate, 1, asked.seed))
 
 
-def _trained(client: Client, learning_rate: float, asked: argparse.Namespace) -> list[Step]:
+def _trained(client: Client, learning_rate: float, asked: argparse.Namespace) -> dict[str, Any]:
     """Each step of a run of its own."""
-    task = PairsTask.of(client, MODEL)
-    policy = PolicyConfig(base_model=MODEL, rank=asked.rank, learning_rate=learning_rate, seed=asked.seed)
-    rollouts = RolloutConfig(max_tokens=32, seed=asked.seed)
-    config = GrpoConfig(policy=policy, rollouts=rollouts, groups_per_step=asked.groups, concurrency=asked.groups, kl_rollouts=0)
-    problems, versions = task.problems(PROBLEMS, asked.seed), list[str]()
-    with tempfile.TemporaryDirectory() as place:
-        cursor = Path(place) / "cursor"
-        learnt = grpo.train(client, problems, task.grade, config, cursor, steps=asked.steps, on_step=lambda told: versions.append(told.version))
-        # A step of which no group taught anything published nothing.
-        name = peft.ADAPTER if asked.rank else "model.safetensors"
-        return list(_neighbours(client, dict.fromkeys((learnt.cursor.first, *versions)), name, Path(place)))
+    with tempfile.TemporaryDirectory() as folder:
+        run = trained.run(client, Path(folder), learning_rate=learning_rate, rank=asked.rank, steps=asked.steps, groups=asked.groups, seed=asked.seed)
+        told = shown([_of_files(old, new) for old, new in pairwise(run.versions)])
+        return {**told, "arc_v3": arc_v3(run.versions, told)} if asked.arc else told
 
 
-def _neighbours(client: Client, versions: Iterable[str], name: str, folder: Path) -> Iterator[Step]:
-    def files() -> Iterator[Path]:
-        for version in versions:
-            file = folder / f"{version}.safetensors"
-            client.versions.download(version, name, file)
-            yield file
+def arc_v3(versions: Sequence[Path], told: Mapping[str, Any]) -> dict[str, float]:
+    """The same of deltas as `fireworks-delta-compression` writes them."""
+    argv = [str(each) for each in (python_of("arc"), "-W", "ignore", PEER, *versions)]
+    sizes = json.loads(subprocess.run(argv, stdout=subprocess.PIPE, check=True, env={**os.environ, **PATIENCE}).stdout)
+    mean = statistics.mean(sizes)
+    return {"ratio": round(told["raw_bytes"] / mean, 2), "auto_smaller": round(mean / told["codecs"]["auto"]["bytes"], 2)}
 
-    for old, new in pairwise(files()):
-        with FileWeights(old) as before, FileWeights(new) as after:
-            yield compared(before, after)
-        old.unlink()
+
+def _of_files(old: Path, new: Path) -> Step:
+    with FileWeights(old) as before, FileWeights(new) as after:
+        return compared(before, after)
 
 
 def compared(old: Weights, new: Weights) -> Step:

@@ -23,7 +23,8 @@ from bloomery.sync.foreign import delta as foreign
 from bloomery.types import tensor_file
 from bloomery.types.tensor_file import TensorSpec
 
-_PATIENCE: Final = {"ARC3_CANDIDATE_WAIT_MULTIPLIER": "1000000"}
+PATIENCE: Final = {"ARC3_CANDIDATE_WAIT_MULTIPLIER": "1000000"}
+"""So that the package waits for all that it tries."""
 _CODECS: Final[tuple[delta.Choice, ...]] = ("tight", "fast+zstd")
 _SCRIPT: Final = Path(__file__).parent / "peers" / "deltas.py"
 
@@ -58,7 +59,7 @@ def generated(folder: Path, tensors: Sequence[Shape], learning_rate: float) -> t
 def measure(old: Path, new: Path, repeats: int) -> dict[str, Any]:
     """What others make of two files, and what is made of them here; `times_as_large` is by our delta of that codec."""
     said = _peers(old, new, repeats, {})
-    patient = _peers(old, new, 1, _PATIENCE)["peers"]["arc_v3"]
+    patient = _peers(old, new, 1, PATIENCE)["peers"]["arc_v3"]
     peers = {**said.pop("peers"), "arc_v3_patient": {"size_bytes": patient["size_bytes"]}}
     with FileWeights(old) as before, FileWeights(new) as after:
         ours = {codec: len(delta.encode(before, after, codec)) for codec in _CODECS}

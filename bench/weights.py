@@ -6,11 +6,14 @@ of gradients by the root of their running square, where a gradient is noise arou
 gradient only when their token occurs, which is rare for most.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from bloomery.sync.codec.layout import Layout, MemoryWeights
+from bloomery.types.tensor_file import TensorSpec
 
 DIRECTION: Final = 0.15
 """Of a gradient's noise, whose deviation is one: how large what stays is."""
@@ -59,6 +62,13 @@ def checkpoints(shape: Shape, learning_rate: float, steps: int, seed: int) -> li
         for kept, bits in zip(found, _trained(part, learning_rate, steps, rng), strict=True):
             kept.append(bits)
     return [np.concatenate(kept) for kept in found]
+
+
+def models(tensors: Sequence[Shape], learning_rate: float, steps: int, seed: int) -> list[MemoryWeights]:
+    """All tensors together, before and behind each of so many updates."""
+    layout = Layout.of({shape.name: TensorSpec("BF16", (shape.rows, shape.columns)) for shape in tensors})
+    made = {shape.name: checkpoints(shape, learning_rate, steps, seed) for shape in tensors}
+    return [MemoryWeights(layout, {name: found[number] for name, found in made.items()}) for number in range(steps + 1)]
 
 
 def _trained(shape: Shape, learning_rate: float, steps: int, rng: np.random.Generator) -> Iterator[Bits]:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from bench.delta_sizes import CODECS, compared, shown
+from bench.weights import Shape, models
 from bloomery.sync.codec.layout import Layout, MemoryWeights
 from bloomery.types.tensor_file import TensorSpec
 
@@ -42,3 +43,10 @@ def test_where_everything_changes_elements_travel_whole() -> None:
 def test_a_run_that_learnt_nothing_has_no_figures() -> None:
     with pytest.raises(SystemExit, match="no step taught anything"):
         shown([])
+
+
+def test_an_update_of_a_generated_matrix_takes_what_exponents_leave_and_a_third_of_the_usual_delta() -> None:
+    step = compared(*models([Shape("matrix", 2048, 1024, 0.026)], 1e-6, 1, 0))
+    assert 0.006 < step.changed / step.elements < 0.009
+    assert 8 * step.sizes["tight"] < 1.05 * step.least_bits
+    assert 3 * step.sizes["tight"] < step.xor_bytes

@@ -13,7 +13,7 @@ from bench.line import Line, parser_of
 ROOT = Path(__file__).parents[2]
 BENCH = ROOT / "bench"
 HEADER = ("bench", "command", "date", "processor", "instructions", "cores", "python", "load_before", "million_additions_ms")
-NO_BENCHMARKS = {"deltas", "mixed_chart", "rl_chart", "tinker_samples", "tinker_steps", "trl_grpo", "trl_steps"}
+NO_BENCHMARKS = {"arc_sizes", "deltas", "mixed_chart", "rl_chart", "tinker_samples", "tinker_steps", "trl_grpo", "trl_steps"}
 """Programs that draw a chart, and those that are one side of somebody else's line."""
 NOT_COMMITTED = {"python -m bench.steps"}
 """Commands whose lines are in no file yet."""
