@@ -1,7 +1,7 @@
 """What a chain moves of a run: `python -m bench.chain` publishes 50 steps of two models and prints one JSON line.
 
-`generated` are the weights of `bench.weights`, four layers a quarter as wide as those of a Qwen3 of 0.6B and rows of its embedding, in the middle of a
-long run at `--learning-rate`. `grpo` is the model that ships, served in bf16 and trained with all of its parameters (`bench.trained`) at
+`generated` are the weights of `bench.weights`, four layers a quarter as wide as those of a Qwen3 of 0.6B and rows of its embedding, in the middle of
+a long run at `--learning-rate`. `grpo` is the model that ships, served in bf16 and trained with all of its parameters (`bench.trained`) at
 `--grpo-rate` until it has as many versions; `engine_less` is what its own chain saved by what the server says (`sync/bytes` beside
 `sync/whole_bytes`), where the only reader is on the same machine, and where versions much of which changed are whole.
 

@@ -2,8 +2,8 @@
 
 `generated` are the weights of `bench.weights`, 14 layers half as wide as those of a Qwen3 of 0.6B, before and behind one update in the middle of a
 long run. `grpo` is the model that ships, trained with all of its parameters (`bench.trained`), once for each number format that it is served in and
-each rate; 1e-3 is the recipe's own. Every version that the loop publishes is fetched as a file and held against the one before. With `--rank` it is an
-adapter of that rank that is trained, and its file that is fetched.
+each rate; 1e-3 is the recipe's own. Every version that the loop publishes is fetched as a file and held against the one before. With `--rank` it is
+an adapter of that rank that is trained, and its file that is fetched.
 
 Of each, over its steps: `changed` elements in percent, their mean, and of each step where there are several; `least_bits`, what a changed element
 costs at least when positions and values are told within exponents; `xor_zstd_1`, the usual delta, of each tensor the exclusive or in a frame of

@@ -76,10 +76,9 @@ def test_the_python_of_the_page_on_graders_grades_with_the_file_that_it_shows(li
 
 
 @pytest.mark.slow
-def test_the_example_of_the_page_on_deltas_runs(tmp_path: Path) -> None:
-    # The rest of the page has pieces of programs whose stores are elsewhere.
-    example = [(language, content) for language, content in blocks(ROOT / "docs/weight-sync.md") if "open_bucket" not in content]
-    assert [language for language, _ in example] == ["python", "sh", "sh"]
+def test_the_examples_of_the_page_on_deltas_run(tmp_path: Path) -> None:
+    example = blocks(ROOT / "docs/weight-sync.md")
+    assert [language for language, _ in example] == ["python", "sh", "sh", "python"]
     parts = [content if language == "sh" else f"python <<'PYTHON'\n{content}PYTHON\n" for language, content in example]
     environment = {"HOME": str(tmp_path), "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "COLUMNS": "200"}
     environment |= {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}
@@ -88,6 +87,7 @@ def test_the_example_of_the_page_on_deltas_runs(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "times smaller than the weights" in done.stdout
     assert "bits each with them" in done.stdout
+    assert [path.name for path in sorted((tmp_path / "shared/run-7/v").iterdir())] == ["000000000000", "000000000001"]
 
 
 def test_every_command_is_documented() -> None:

@@ -73,6 +73,9 @@ def up(
         list[str] | None,
         typer.Option("--track", metavar="KIND[=WHERE]", help="Also tell tensorboard=DIR, mlflow=URI or wandb=PROJECT what jobs measure. Repeatable."),
     ] = None,
+    sign_chains: Annotated[
+        bool, typer.Option("--sign-chains", help="Sign what runs publish to their chains with a key that is made once (docs/weight-sync.md).")
+    ] = False,
     log_level: Annotated[LogLevel, typer.Option("--log-level", help="What all processes write to their logs.")] = DEFAULT_LOG_LEVEL,
 ) -> None:
     """Start the server and keep it running until Ctrl-C."""
@@ -101,5 +104,6 @@ def up(
         graders=graders,
         track=track or [],
         public_hosts=public_host or [],
+        sign_chains=sign_chains,
     )
     run(options)

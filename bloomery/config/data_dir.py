@@ -39,6 +39,16 @@ class DataDir:
         return self.root / "signing_key"
 
     @property
+    def chain_key(self) -> Path:
+        """Signs what runs publish to their chains, mode 0600; only there if that was asked for."""
+        return self.root / "chain_key"
+
+    @property
+    def chain_key_public(self) -> Path:
+        """The half of it that readers have, in hexadecimal digits."""
+        return self.root / "chain_key.pub"
+
+    @property
     def database(self) -> Path:
         """SQLite, opened by the api alone."""
         return self.root / "bloomery.db"

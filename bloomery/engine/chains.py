@@ -10,26 +10,21 @@ from pathlib import Path
 from threading import Lock, Thread
 from typing import Final
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor
-
 from bloomery.disk.mapped import mapped_file, nameless_file
 from bloomery.models.decoder import Decoder
 from bloomery.models.load import fill, stored_tensors
 from bloomery.models.rests import rest
-from bloomery.models.tensor_bytes import raw_bits
 from bloomery.obs.failpoints import failpoint
 from bloomery.store.blobs import Blobs
 from bloomery.sync import live
+from bloomery.sync.chain.keys import NO_KEYS, Keys
 from bloomery.sync.chain.publisher import PublishConfig, Publisher
 from bloomery.sync.chain.retention import RetainConfig, sweep, touch
 from bloomery.sync.codec.delta import BaseWeights
-from bloomery.sync.codec.layout import Chunk, Layout, Part, Weights, gather
+from bloomery.sync.codec.layout import Weights
 from bloomery.sync.manifest import Manifest
-from bloomery.sync.run_chain import RunChain, chain_folder, changed_share, layout_of, weights_of
-from bloomery.sync.state_hash import UNSIGNED, Bits
+from bloomery.sync.run_chain import RunChain, chain_folder, changed_share, weights_of
+from bloomery.sync.torch_weights import TorchWeights
 from bloomery.types.errors import BloomeryError, Conflict
 from bloomery.types.objects import Objects
 from bloomery.types.operations import Travelled
@@ -52,8 +47,8 @@ claimed while nobody is there to say so."""
 class Chains:
     """Those of all runs of a store. One thread at a time publishes; any thread reads."""
 
-    def __init__(self, blobs: Blobs) -> None:
-        self._blobs = blobs
+    def __init__(self, blobs: Blobs, keys: Keys = NO_KEYS) -> None:
+        self._blobs, self._keys = blobs, keys
         self._readers: dict[str, RunChain] = {}
         self._writers: dict[str, _Writer] = {}
         self._lock = Lock()
@@ -89,7 +84,7 @@ class Chains:
         """A copy of what is in memory, a version in state `have` of the same run, with what changed since. It has to be proved to be the version."""
         copy = Decoder(before.config, dtype=before.dtype, device=before.device).requires_grad_(False)
         rest()
-        into = _DecoderWeights(copy, layout_of(manifest))
+        into = TorchWeights(stored_tensors(copy))
         try:
             self._reader(manifest.run_id).become(into, manifest.state, have, lambda: fill(copy, live.Published(before)))
         except BloomeryError:
@@ -105,23 +100,23 @@ class Chains:
     def _reader(self, run_id: str) -> RunChain:
         with self._lock:
             if run_id not in self._readers:
-                self._readers[run_id] = RunChain.among(self._blobs.objects, run_id)
+                self._readers[run_id] = RunChain.among(self._blobs.objects, run_id, self._keys.trusted)
             return self._readers[run_id]
 
     def _writer(self, run_id: str) -> "_Writer":
         if run_id not in self._writers:
             objects = self._blobs.objects(chain_folder(run_id))
-            self._writers[run_id] = _Writer(objects, self._reader(run_id), run_id, self._blobs.directory)
+            self._writers[run_id] = _Writer(objects, self._reader(run_id), run_id, self._blobs.directory, self._keys)
         return self._writers[run_id]
 
 
 class _Writer:
     """Of the chain of one run: it keeps the weights of the newest version, in a file that has no name."""
 
-    def __init__(self, objects: Objects, reader: RunChain, run_id: str, scratch: Path | None) -> None:
+    def __init__(self, objects: Objects, reader: RunChain, run_id: str, scratch: Path | None, keys: Keys) -> None:
         config = PublishConfig(base_codec="raw", span_share=_SPAN_SHARE, parts=False, scratch=scratch)
-        self.publisher = Publisher.open(objects, run_id, holder=_HOLDER, config=config)
-        self._objects, self._reader, self._scratch = objects, reader, scratch
+        self.publisher = Publisher.open(objects, run_id, holder=_HOLDER, config=config, signer=keys.signer, trusted=keys.trusted)
+        self._objects, self._reader, self._scratch, self._trusted = objects, reader, scratch, keys.trusted
         self._newest: tuple[str, Weights] | None = None
         """With its state hash."""
         self._told: tuple[int, Travelled] | None = None
@@ -163,7 +158,7 @@ class _Writer:
 
     def _sweep(self) -> None:
         try:
-            sweep(self._objects, self.publisher.lease, config=_RETAIN)
+            sweep(self._objects, self.publisher.lease, trusted=self._trusted, config=_RETAIN)
         except (BloomeryError, OSError) as error:
             # The version is there, and the next sweep finds what this one left.
             log.warning("run %s: its chain was not swept: %s", self.publisher.lease.run, error)
@@ -194,54 +189,6 @@ class _Writer:
 def _changed(old: Weights | None, new: Weights) -> float | None:
     """Share of the elements; None where nothing is known to compare with."""
     return None if old is None or old.layout.hash != new.layout.hash else changed_share(old, new)
-
-
-class _DecoderWeights:
-    """A plain decoder that nobody uses yet, read and written a chunk at a time."""
-
-    def __init__(self, decoder: Decoder, layout: Layout) -> None:
-        self.layout, self._tensors = layout, stored_tensors(decoder)
-
-    def read(self, chunk: Chunk) -> Bits:
-        """See `Weights`."""
-        return gather(chunk, (_bits(self._tensors[part.tensor.name].reshape(-1)[part.start : part.stop]) for part in self.layout.parts(chunk)))
-
-    def write(self, chunk: Chunk, indices: NDArray[np.uint32], values: Bits) -> None:
-        """See `Weights`."""
-        for part in self.layout.parts(chunk):
-            rest()
-            begin, end = part.among(indices)
-            self._write(part, indices[begin:end], values[begin:end])
-
-    def write_all(self, chunk: Chunk, values: Bits) -> None:
-        """See `Target`."""
-        for part in self.layout.parts(chunk):
-            rest()
-            tensor = self._tensors[part.tensor.name]
-            if tensor.is_contiguous():
-                tensor.view(-1)[part.start : part.stop] = _elements(values[part.within], tensor)
-            else:
-                self._write(part, np.arange(part.at, part.within.stop, dtype=np.uint32), values[part.within])
-
-    def _write(self, part: Part, indices: NDArray[np.uint32], values: Bits) -> None:
-        tensor = self._tensors[part.tensor.name]
-        new = _elements(values, tensor)
-        at = torch.from_numpy(indices.astype(np.int64) + (part.start - part.at)).to(tensor.device)
-        # A tensor of ours is some rows of another, so its elements lie in one piece; of an expert's that lie otherwise places are told apart.
-        if tensor.is_contiguous():
-            tensor.view(-1)[at] = new
-        else:
-            tensor[torch.unravel_index(at, tensor.shape)] = new
-
-
-def _elements(values: Bits, like: Tensor) -> Tensor:
-    """Raw bits [n] as elements of such a tensor, where it is."""
-    return torch.from_numpy(values.copy()).view(like.dtype).to(like.device)
-
-
-def _bits(flat: Tensor) -> Bits:
-    found: Bits = raw_bits(flat.cpu()).numpy()
-    return found.view(UNSIGNED[flat.element_size()])
 
 
 def _kept(blob: bytes, scratch: Path | None) -> memoryview:

@@ -40,6 +40,7 @@ from bloomery.models.numerics import numerics_id, sampling_id
 from bloomery.models.threads import compute_with
 from bloomery.obs.failpoints import failpoint
 from bloomery.store.blobs import Blobs
+from bloomery.sync.chain.keys import read_keys
 from bloomery.sync.tokenizer import tokenizer_hash
 from bloomery.train.full import count_parts
 from bloomery.types.errors import BloomeryError, Corrupt, WorkerError, reason
@@ -107,8 +108,15 @@ class Executor:
         prepared = grammars.prepare()
         self._decoder = load_decoder(path, dtype=dtype, device=config.model.device)
         self._numerics, self._probe = numerics_id(dtype, config.model.device), probe(self._decoder)
-        blobs = Blobs(DataDir(Path(config.data_dir)).blobs)
-        shelf = BlobShelf(blobs, self._decoder, base_hash=config.model.base_hash, numerics=self._numerics, tokenizer_hash=tokenizer_hash(path))
+        data = DataDir(Path(config.data_dir))
+        shelf = BlobShelf(
+            Blobs(data.blobs),
+            self._decoder,
+            base_hash=config.model.base_hash,
+            numerics=self._numerics,
+            tokenizer_hash=tokenizer_hash(path),
+            keys=read_keys(data.chain_key),
+        )
         self._runs: ProcessRuns = NoRuns(self._send)
         replica = config.role == "replica"
         if not replica:

@@ -16,6 +16,7 @@ from bloomery.models.threads import one_thread
 from bloomery.obs.failpoints import failpoint
 from bloomery.store.blobs import Blobs
 from bloomery.sync.base import base_key, base_state, expected_base, read_state, write_state
+from bloomery.sync.chain.keys import NO_KEYS, Keys
 from bloomery.sync.manifest import Manifest, TensorEntry, verify
 from bloomery.sync.proof import Expected, expected, prove
 from bloomery.sync.publish import manifest_key, publish
@@ -49,7 +50,7 @@ class _Loaded(NamedTuple):
 class BlobShelf:
     """Checkpoints and snapshots as blobs, and the versions among them as weights to sample with."""
 
-    def __init__(self, blobs: Blobs, decoder: Decoder, *, base_hash: str, numerics: str, tokenizer_hash: str = "") -> None:
+    def __init__(self, blobs: Blobs, decoder: Decoder, *, base_hash: str, numerics: str, tokenizer_hash: str = "", keys: Keys = NO_KEYS) -> None:
         self._tokenizer_hash = tokenizer_hash
         self._blobs, self._decoder, self._base_hash, self._numerics = blobs, decoder, base_hash, numerics
         self._dtype = str(decoder.dtype).removeprefix("torch.")
@@ -62,7 +63,7 @@ class BlobShelf:
         """Whether one thread gives forwards the bits that all of them give: then it alone answers probes, which are too small for more of them."""
         self.kept_as: Callable[[Decoder], Decoder] = lambda decoder: decoder
         """The only form in which a whole model stays in this process: the one that it is proved in."""
-        self._chains = Chains(blobs)
+        self._chains = Chains(blobs, keys)
         self._loaded: dict[str, _Loaded] = {}
         """By run, the newest whole model that was loaded: the next one is made of it while it is in memory."""
 

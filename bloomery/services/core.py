@@ -77,6 +77,7 @@ from bloomery.services.weights.staging import Staging
 from bloomery.services.weights.versions import Versions
 from bloomery.store.blobs import AsyncBlobs, Blobs
 from bloomery.store.database import Database
+from bloomery.sync.chain.keys import read_keys
 from bloomery.types.ids import now_us
 
 log = logging.getLogger(__name__)
@@ -175,7 +176,13 @@ class Services:
         self._compose_batches()
         self._compose_evaluations()
         await self._compose_jobs(first_pause_s)
-        self.garbage = Garbage(self._database, self._blobs, Ephemeral(self._database, self.sessions), keep_rollouts=self._config.keep_rollouts)
+        self.garbage = Garbage(
+            self._database,
+            self._blobs,
+            Ephemeral(self._database, self.sessions),
+            keep_rollouts=self._config.keep_rollouts,
+            trusted=read_keys(self._data.chain_key).trusted,
+        )
         self.live = Live()
         self.started_us = now_us()
 
@@ -216,7 +223,13 @@ class Services:
         self._stack.push_async_callback(staging.close)
         self.deployments = Deployments(self._database, self.models, self.versions, staging, deployed)
         await self.deployments.load()
-        self.exports = Exports(blobs=self._blobs.blobs, versions=self.versions, deployments=self.deployments, models=self.models)
+        self.exports = Exports(
+            blobs=self._blobs.blobs,
+            versions=self.versions,
+            deployments=self.deployments,
+            models=self.models,
+            trusted=read_keys(self._data.chain_key).trusted,
+        )
         self.publishing = Publishing(self._database, self.checkpoints)
         self.external = External(self.checkpoints, self.exports, self._tokens)
         self.cards = Cards(

@@ -5,7 +5,7 @@ against the hashes that name them, what leads from one version to the next again
 manifest by whoever asked.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from threading import Lock
 from typing import Final, NamedTuple, Protocol, Self
@@ -18,6 +18,7 @@ from bloomery.sync.chain import lease as leases
 from bloomery.sync.chain import manifest as manifests
 from bloomery.sync.chain import objects as named
 from bloomery.sync.chain import readers, retention
+from bloomery.sync.chain.keys import Verifier
 from bloomery.sync.chain.lease import Lease
 from bloomery.sync.chain.manifest import Manifest as ChainManifest
 from bloomery.sync.chain.objects import Ref
@@ -67,17 +68,18 @@ class Target(Weights, Protocol):
 class RunChain:
     """One run's chain, to be read; from any thread."""
 
-    def __init__(self, objects: Objects, run_id: str) -> None:
-        self._objects, self._run_id = objects, run_id
+    def __init__(self, objects: Objects, run_id: str, trusted: Sequence[Verifier] = ()) -> None:
+        """`trusted` must have signed every version, where keys are named."""
+        self._objects, self._run_id, self._trusted = objects, run_id, trusted
         self._versions: Versions = {}
         self._known: Known | None = None
         """The newest version that was seen: a chain that ends before it was put back."""
         self._reading = Lock()
 
     @classmethod
-    def among(cls, folders: Callable[[str], Objects], run_id: str) -> Self:
+    def among(cls, folders: Callable[[str], Objects], run_id: str, trusted: Sequence[Verifier] = ()) -> Self:
         """The chain of a run, where blobs have it; `folders` gives a folder of theirs as objects."""
-        return cls(folders(chain_folder(run_id)), run_id)
+        return cls(folders(chain_folder(run_id)), run_id, trusted)
 
     def find(self, root: str) -> ChainManifest | None:
         """The version with this state hash, the newest of several, for whoever would publish it; None where there is none, or where a sweep may
@@ -201,7 +203,7 @@ class RunChain:
 
     def _read(self) -> Versions:
         with self._reading:
-            versions = read_versions(self._objects, self._run_id, (), known=self._known, read=self._versions)
+            versions = read_versions(self._objects, self._run_id, self._trusted, known=self._known, read=self._versions)
             newest = versions[max(versions)]
             self._versions = versions
             self._known = Known(self._run_id, newest.manifest.epoch, newest.manifest.sequence, newest.hash)

@@ -38,7 +38,7 @@ class Archived(NamedTuple):
 
 
 def backup(data: DataDir, archive: Path) -> Archived:
-    """Write a new archive, complete or not at all; it holds the development key, so its mode is 0600."""
+    """Write a new archive, complete or not at all; it holds the development key and that of chains, so its mode is 0600."""
     if not archive.name.endswith((".tar.zst", ".tar.gz")):
         raise InvalidInput(f"{archive} must end in .tar.zst or .tar.gz", field="file")
     if archive.exists():
@@ -82,9 +82,10 @@ def _stage(data: DataDir, staged: Path) -> dict[str, int]:
     _copy_database(data.database, staged / data.database.name)
     sizes[data.database.name] = (staged / data.database.name).stat().st_size
     sizes |= _link(data, staged)
-    if data.api_key.exists():
-        os.link(data.api_key, staged / "api_key")
-        sizes["api_key"] = data.api_key.stat().st_size
+    for key in (data.api_key, data.chain_key, data.chain_key_public):
+        if key.exists():
+            os.link(key, staged / key.name)
+            sizes[key.name] = key.stat().st_size
     return sizes
 
 

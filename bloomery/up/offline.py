@@ -10,6 +10,7 @@ from bloomery.services.housekeeping.garbage import Garbage
 from bloomery.store import rows
 from bloomery.store.blobs import AsyncBlobs, Blobs
 from bloomery.store.database import Database
+from bloomery.sync.chain.keys import read_keys
 from bloomery.types.errors import NotFound
 from bloomery.types.resources import Collected
 from bloomery.up import layout
@@ -29,4 +30,5 @@ def collect_garbage(data: DataDir) -> Collected:
 
 async def _collect(data: DataDir) -> Collected:
     with Database(data.database) as database:
-        return await Garbage(database, AsyncBlobs(Blobs(data.blobs)), Ephemeral(database, None)).collect(_OWNER)
+        trusted = read_keys(data.chain_key).trusted
+        return await Garbage(database, AsyncBlobs(Blobs(data.blobs)), Ephemeral(database, None), trusted=trusted).collect(_OWNER)

@@ -35,7 +35,7 @@ from bloomery.obs.machine import free_memory_bytes, usable_cpus
 from bloomery.types.errors import Conflict, InvalidInput
 from bloomery.types.ids import now_us
 from bloomery.types.keys import PREFIX
-from bloomery.up import agents, base_models, cores, devices, endpoints, health, keys, layout, names, tables, trackers
+from bloomery.up import agents, base_models, chain_keys, cores, devices, endpoints, health, keys, layout, names, tables, trackers
 from bloomery.up.addresses import is_address, wrong_host
 from bloomery.up.base_models import CheckedModel
 from bloomery.up.checkpoints import CheckpointsAfter, checkpoints_after
@@ -81,6 +81,7 @@ class UpOptions:
     graders: GraderLevel = "L1"
     track: Sequence[str] = ()
     public_hosts: Sequence[str] = ()
+    sign_chains: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,6 +125,7 @@ def up(options: UpOptions, environment: Mapping[str, str] = os.environ) -> None:
     layout.check(data)
     check_free(data)
     tables.check(data)
+    chain_keys.check(data, wanted=options.sign_chains)
     names.refuse_taken(models, data)
     port = _free_port(options.host, options.port)
     layout.create(data)
@@ -132,6 +134,7 @@ def up(options: UpOptions, environment: Mapping[str, str] = os.environ) -> None:
         logs.configure("supervisor", options.log_level, data.log("supervisor"))
         tables.bring_up_to_date(data, say)
         key = keys.development_key(data.api_key, environment)
+        chain_keys.make(data, wanted=options.sign_chains)
         runtime = _runtime_dir(lock)
         holder = Holder(pid=os.getpid(), host=options.host, port=port, started_us=now_us(), runtime_dir=str(runtime))
         lock.announce(holder)

@@ -30,10 +30,14 @@ from bloomery.models.load import stored_tensors
 from bloomery.models.packed import is_packed
 from bloomery.store.blobs import Blobs
 from bloomery.store.objects import Folder
-from bloomery.sync import run_chain
+from bloomery.sync import run_chain, torch_weights
+from bloomery.sync.chain import manifest as manifests
+from bloomery.sync.chain.keys import NO_KEYS, Ed25519Private, Keys
+from bloomery.sync.chain.manifest import Manifest as ChainManifest
 from bloomery.sync.chain.objects import keep
 from bloomery.sync.chain.plan import read_versions
 from bloomery.sync.chain.publisher import PublishConfig, Publisher
+from bloomery.sync.chain.receiver import Receiver
 from bloomery.sync.codec import layout as layout_module
 from bloomery.sync.codec.delta import Delta
 from bloomery.sync.codec.layout import Layout
@@ -41,9 +45,10 @@ from bloomery.sync.live import Published
 from bloomery.sync.manifest import Manifest
 from bloomery.sync.publish import manifest_key
 from bloomery.sync.run_chain import RunChain, Target, chain_folder
+from bloomery.sync.torch_weights import TorchWeights
 from bloomery.train import snapshot
 from bloomery.train.run import TrainableRun
-from bloomery.types.errors import BloomeryError, Conflict, Corrupt, Unavailable
+from bloomery.types.errors import BloomeryError, Conflict, Corrupt, Forbidden, Unavailable
 from bloomery.types.generation import Weights
 from bloomery.types.operations import SnapshotResult
 from bloomery.types.protocol import Execute
@@ -61,14 +66,14 @@ RARELY, MOSTLY = 1e-5, 3e-2
 class Loop:
     """A run and the shelf that it publishes to."""
 
-    def __init__(self, directory: Path, dtype: torch.dtype = torch.bfloat16) -> None:
-        self.base, self.blobs = decoder(dtype=dtype), Blobs(directory)
+    def __init__(self, directory: Path, dtype: torch.dtype = torch.bfloat16, keys: Keys = NO_KEYS) -> None:
+        self.base, self.blobs, self.keys = decoder(dtype=dtype), Blobs(directory), keys
         self.shelf = self.life()
         self.run: TrainableRun = run(self.base, self.shelf, rank=0)
 
     def life(self) -> BlobShelf:
         """What a new process has: nothing in memory."""
-        return BlobShelf(self.blobs, self.base, base_hash=BASE_HASH, numerics="test")
+        return BlobShelf(self.blobs, self.base, base_hash=BASE_HASH, numerics="test", keys=self.keys)
 
     def publish(self, learning_rate: float = RARELY, *, steps: int = 1, save: object = PASSING) -> SnapshotResult:
         lessons = [learn(supervised([20, 40])), step(learning_rate)] * steps
@@ -140,11 +145,12 @@ def test_of_a_version_that_is_whole_nothing_of_the_one_in_memory_is_copied_or_co
 def test_of_a_tensor_of_many_chunks_each_chunk_moves_its_own_elements_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Decoder(dataclasses.replace(decoder().config, vocab_size=50_000), dtype=torch.bfloat16).requires_grad_(False)
     tensors = stored_tensors(model)
-    into = chains._DecoderWeights(model, Layout.of({name: TensorSpec("BF16", tuple(tensor.shape)) for name, tensor in tensors.items()}))
+    into = TorchWeights(tensors)
+    assert into.layout.hash == Layout.of({name: TensorSpec("BF16", tuple(tensor.shape)) for name, tensor in tensors.items()}).hash
     assert into.layout.chunk_count > 3
     moved: list[int] = []
-    bits = chains._bits
-    monkeypatch.setattr(chains, "_bits", lambda flat: moved.append(flat.numel()) or bits(flat))  # type: ignore[func-returns-value]
+    bits = torch_weights._bits
+    monkeypatch.setattr(torch_weights, "_bits", lambda flat: moved.append(flat.numel()) or bits(flat))  # type: ignore[func-returns-value]
     for chunk in into.layout.chunks():
         into.write_all(chunk, np.arange(chunk.numel, dtype=np.uint16))
         into.write(chunk, np.array([0, chunk.numel - 1], np.uint32), np.array([7, 8], np.uint16))
@@ -324,6 +330,33 @@ def test_where_a_chain_can_be_opened_no_more_or_the_disk_is_full_the_blob_is_sto
     assert "holds the chain of another run" in caplog.text
     assert "No space left on device" in caplog.text
     assert loop.publish().travelled is not None, "there is room again"
+
+
+KEY, ANOTHER_KEY = Ed25519Private(bytes(range(32))), Ed25519Private(bytes(32))
+
+
+def test_with_a_key_versions_are_signed_and_a_chain_that_somebody_else_wrote_to_is_neither_read_nor_gone_on_with(tmp_path: Path) -> None:
+    loop = Loop(tmp_path, keys=Keys(KEY, (KEY.public,)))
+    found = [loop.publish(steps=min(place, 1)) for place in range(3)]
+    chain = tmp_path / chain_folder("run-1")
+    sampled = {name: torch.zeros_like(tensor) for name, tensor in loop.bits().items()}
+    with Receiver.open(Folder(chain), TorchWeights(sampled), "run-1", folder=tmp_path / "reader", trusted=[KEY.public]) as receiver:
+        assert receiver.join() == 2
+    assert same(sampled, loop.bits()), "whoever has the public key alone can follow"
+    assert same(stored_tensors(loop.life().load(weights(found[-1])).decoder), loop.bits())
+    path = chain / manifests.key(1)
+    signed = ChainManifest.from_json(path.read_bytes(), "here")
+    unsigned = msgspec.structs.replace(signed, signed_by="", signature="")
+    for forged, says in ((unsigned, "is not signed"), (unsigned.signed(ANOTHER_KEY), f"`{ANOTHER_KEY.name}` signed it, and only what")):
+        path.write_bytes(forged.to_json())
+        with pytest.raises(Forbidden, match=says):
+            loop.life().load(weights(found[-1]))
+    loop.shelf = loop.life()
+    loop.run = run(loop.base, loop.shelf, rank=0)
+    assert loop.publish(steps=0, save=PASSING).travelled is None, "it lies there as a blob, and the chain as it was"
+    assert path.read_bytes() == forged.to_json()
+    path.write_bytes(signed.to_json())
+    assert loop.life().load(weights(found[-1])).proof is not None
 
 
 def refuse(error: Exception) -> Callable[..., None]:

@@ -85,6 +85,8 @@ def data_dir(root: Path) -> DataDir:
         database.execute("insert into note values ('kept')")
     files = {
         "api_key": b"tml-a-development-key\n",
+        "chain_key": bytes(range(32)),
+        "chain_key.pub": b"03a107bff3ce10be1d70dd18e74bc09967e4d6309ba50d5f1ddc8664125531b8\n",
         "blobs/checkpoints/run-1/3-ab.safetensors": b"weights",
         "runs/run-1/ops-000000000001.seg": b"operations",
         "runs/run-1/results-000000000001.seg": b"results",

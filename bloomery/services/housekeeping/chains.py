@@ -8,13 +8,14 @@ Nobody sweeps a chain to which nothing is published. What rows hold of it gets b
 
 import logging
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from bloomery.store.blobs import Blobs
 from bloomery.sync.chain import lease as leases
 from bloomery.sync.chain import objects as named
 from bloomery.sync.chain import readers
+from bloomery.sync.chain.keys import Verifier
 from bloomery.sync.chain.lease import Lease
 from bloomery.sync.manifest import Manifest
 from bloomery.sync.publish import manifest_key
@@ -48,8 +49,8 @@ class _Lying(NamedTuple):
 class RunChains:
     """Of one store; on whatever thread, one at a time."""
 
-    def __init__(self, blobs: Blobs) -> None:
-        self._blobs = blobs
+    def __init__(self, blobs: Blobs, trusted: Sequence[Verifier] = ()) -> None:
+        self._blobs, self._trusted = blobs, trusted
         self._manifests: dict[str, _Held | None] = {}
         """Of the versions that rows hold, as far as they are whole models; None of others."""
         self._chains: dict[str, RunChain] = {}
@@ -157,5 +158,5 @@ class RunChains:
 
     def _chain(self, run_id: str) -> RunChain:
         if run_id not in self._chains:
-            self._chains[run_id] = RunChain.among(self._blobs.objects, run_id)
+            self._chains[run_id] = RunChain.among(self._blobs.objects, run_id, self._trusted)
         return self._chains[run_id]

@@ -7,7 +7,7 @@ row and blob) housekeeping finds when it looks through all blobs, which it does 
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from sqlalchemy import Connection, delete, select
@@ -23,6 +23,7 @@ from bloomery.services.training.rollouts import forget_old as forget_old_rollout
 from bloomery.store import rows
 from bloomery.store.blobs import AsyncBlobs, Blobs
 from bloomery.store.database import Database
+from bloomery.sync.chain.keys import Verifier
 from bloomery.sync.publish import base_blobs
 from bloomery.types.ids import now_us
 from bloomery.types.resources import Collected
@@ -69,12 +70,20 @@ _BASES: Final = (rows.base_model.c.base_hash, rows.run.c.base_hash, rows.deploym
 class Garbage:
     """Collects for the whole server, whatever the project."""
 
-    def __init__(self, database: Database, blobs: AsyncBlobs, ephemeral: Ephemeral, *, keep_rollouts: int = DEFAULT_KEEP_ROLLOUTS) -> None:
-        """`keep_rollouts`: of the newest steps of each run."""
+    def __init__(
+        self,
+        database: Database,
+        blobs: AsyncBlobs,
+        ephemeral: Ephemeral,
+        *,
+        keep_rollouts: int = DEFAULT_KEEP_ROLLOUTS,
+        trusted: Sequence[Verifier] = (),
+    ) -> None:
+        """`keep_rollouts`: of the newest steps of each run; `trusted`: who signs the chains of runs."""
         self.ephemeral, self._keep_rollouts = ephemeral, keep_rollouts
         self._database = database
         self._blobs = blobs
-        self._chains = RunChains(blobs.blobs)
+        self._chains = RunChains(blobs.blobs, trusted)
         self._swept_us = self._forgot_us = 0
         self._one_at_a_time = asyncio.Lock()
 

@@ -4,6 +4,7 @@ A whole model is that of a run of all parameters, or (form `merged`) an adapter 
 """
 
 import asyncio
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
@@ -13,6 +14,7 @@ from bloomery.services.engines.models import Models
 from bloomery.services.weights.deployments import Deployments
 from bloomery.services.weights.versions import Version, Versions
 from bloomery.store.blobs import Blobs
+from bloomery.sync.chain.keys import Verifier
 from bloomery.sync.export import ExportFile, adapter, merged
 from bloomery.sync.manifest import Kind, Manifest
 from bloomery.sync.publish import manifest_key
@@ -37,8 +39,9 @@ class Export(NamedTuple):
 class Exports:
     """Lays versions out; every look-up is confined to what the caller may read."""
 
-    def __init__(self, *, blobs: Blobs, versions: Versions, deployments: Deployments, models: Models) -> None:
-        self._blobs, self._versions, self._deployments, self._models = blobs, versions, deployments, models
+    def __init__(self, *, blobs: Blobs, versions: Versions, deployments: Deployments, models: Models, trusted: Sequence[Verifier] = ()) -> None:
+        """`trusted`: who signs the chains of runs."""
+        self._blobs, self._versions, self._deployments, self._models, self._trusted = blobs, versions, deployments, models, trusted
 
     async def lay_out(self, p: Principal, name: str, form: ExportForm | None, *, max_shard_bytes: int = MAX_SHARD_BYTES) -> Export:
         """The files of a version, a `tinker://` path, or what a deployment serves now; without a form, that of what was trained."""
@@ -70,7 +73,7 @@ class Exports:
         manifest = Manifest.from_json(self._blobs.get(manifest_key(found.weights.version)))
         if not self._blobs.exists(manifest.key):
             # It came by the chain of its run alone. Rows that hold the version hold the blob too.
-            chain = RunChain.among(self._blobs.objects, manifest.run_id)
+            chain = RunChain.among(self._blobs.objects, manifest.run_id, self._trusted)
             self._blobs.put(manifest.key, chain.whole(manifest, self._blobs.directory))
         part = partial(self._blobs.part, manifest.key)
         chosen: ExportForm = form or ("adapter" if manifest.kind == "lora" else "merged")

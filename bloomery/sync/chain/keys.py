@@ -7,7 +7,8 @@ A key has a name that is told beside the signature, so that a reader knows which
 import hashlib
 import hmac
 from collections.abc import Sequence
-from typing import Final, Protocol
+from pathlib import Path
+from typing import Final, NamedTuple, Protocol
 
 from bloomery.types.errors import Forbidden, InvalidInput, NotSupported
 
@@ -91,6 +92,26 @@ class Ed25519Public:
         except (self._wrong, ValueError):
             return False
         return True
+
+
+class Keys(NamedTuple):
+    """What one who writes signs with, and whom those who read trust; without any nothing is signed, and nothing is asked."""
+
+    signer: Signer | None = None
+    trusted: tuple[Verifier, ...] = ()
+
+
+NO_KEYS: Final = Keys()
+
+
+def read_keys(path: Path) -> Keys:
+    """Of the private key in this file, if it is there."""
+    if not path.exists():
+        return NO_KEYS
+    if len(raw := path.read_bytes()) != _RAW_BYTES:
+        raise InvalidInput(f"{path} holds {len(raw)} bytes, and an ed25519 key has {_RAW_BYTES}")
+    key = Ed25519Private(raw)
+    return Keys(key, (key.public,))
 
 
 def check_signed(data: bytes, signed_by: str, signature: str, trusted: Sequence[Verifier], what: str) -> None:
