@@ -14,14 +14,16 @@ from bloomery.types.errors import NotSupported
 
 
 def tensors() -> dict[str, Tensor]:
-    """Of every kind, one of them some columns of a larger one, and one that has gradients."""
+    """Of every kind, two of which are neighbours; one of them some columns of a larger one, and one that has gradients."""
     chance = torch.Generator().manual_seed(0)
     return {
+        "bias": torch.randn(11, generator=chance),
         "columns": torch.randn(40, 60, generator=chance)[:, 10:40],
         "e4m3": torch.randn(100, generator=chance).to(torch.float8_e4m3fn),
         "flags": torch.rand(33, generator=chance) < 0.5,
         "half": torch.randn(7, 9, generator=chance).half(),
         "learnt": torch.nn.Parameter(torch.randn(50, 30, generator=chance).bfloat16()),
+        "norm": torch.randn(30, generator=chance).bfloat16(),
         "steps": torch.tensor(12),
     }
 
@@ -43,7 +45,7 @@ def test_a_sampler_follows_a_trainer_bit_for_bit_in_the_tensors_that_it_samples_
         with Receiver.open(objects, TorchWeights(sampled), "run-1", folder=tmp_path / "reader") as receiver:
             receiver.join()
             assert same(sampled, trained)
-            for name in ("columns", "learnt", "half"):
+            for name in ("bias", "columns", "learnt", "half", "norm"):
                 trained[name].data[::7] *= 1.5
             trained["steps"] += 1
             assert publisher.publish(TorchWeights(before), TorchWeights(trained)).manifest.old_root is not None
