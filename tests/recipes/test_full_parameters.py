@@ -13,7 +13,9 @@ from bloomery.client import Client
 from bloomery.config.data_dir import DataDir
 from bloomery.recipes.grpo import StepReport, train
 from bloomery.store.blobs import Blobs
-from bloomery.sync.run_chain import RunChain
+from bloomery.sync.chain.keys import Ed25519Public
+from bloomery.sync.chain.plan import read_versions
+from bloomery.sync.run_chain import RunChain, chain_folder
 from tests.live import running_server
 from tests.recipes.loops import BASE, POLICY, PROBLEMS, Record
 from tests.recipes.test_grpo import CONFIG
@@ -66,4 +68,41 @@ def test_a_loop_of_all_parameters_goes_by_the_chain_and_ends_in_the_same_weights
         assert late["system_fingerprint"] == trainer["system_fingerprint"] == version
         assert late["choices"][0]["message"] == trainer["choices"][0]["message"]
         assert len(blobs.list("snapshots")) == 1, "only the last step's is whole, which has a name, and the same weights in both runs"
+        assert "gave another result when it was replayed" not in server.logs()
+
+
+RARELY = replace(CONFIG, policy=replace(POLICY, rank=0, learning_rate=1e-5))
+"""In bfloat16 a few weights in a hundred change."""
+
+
+@pytest.mark.slow
+def test_in_bfloat16_deltas_travel_to_a_replica_and_lead_it_to_the_same_weights_though_the_engine_died(tmp_path: Path) -> None:
+    record, expected = Record(), Record()
+    data = tmp_path / "data"
+    with (
+        running_server(data, "--dtype", "bfloat16", "--rollout-replicas", "1", "--sign-chains") as server,
+        Client(server.url, server.key) as client,
+    ):
+
+        def kill(report: StepReport) -> None:
+            if report.step == 2:
+                os.kill(server.pid(f"engine-{BASE}"), signal.SIGKILL)
+
+        policy = train(client, PROBLEMS, record.grade, RARELY, tmp_path / "cursor", steps=STEPS, on_step=kill)
+        undisturbed = train(client, PROBLEMS, expected.grade, RARELY, tmp_path / "other", steps=STEPS)
+        assert server.children()[f"engine-{BASE}"]["restarts"] == 1
+        assert policy.run.save_checkpoint("end").result().digest == undisturbed.run.save_checkpoint("end").result().digest
+        assert record.seen == expected.seen, "what was made of deltas samples what was trained"
+        told = [each.values for each in policy.run.metrics() if "sync/bytes" in each.values]
+        assert [values["sync/delta"] for values in told[: STEPS + 1]] == [0, *[1] * STEPS], "the first is a base, and all behind it are deltas"
+        for values in told[1 : STEPS + 1]:
+            took, whole, changed = (values[f"sync/{name}"] for name in ("bytes", "whole_bytes", "changed"))
+            assert took is not None and whole is not None and changed is not None  # noqa: PT018
+            assert 0 < changed < 1 / 8
+            assert took < whole / 10
+        public = Ed25519Public(bytes.fromhex(DataDir(data).chain_key_public.read_text()))
+        for each in (policy, undisturbed):
+            objects = Blobs(DataDir(data).blobs).objects(chain_folder(each.run.id))
+            versions = read_versions(objects, each.run.id, (public,))
+            assert [link.manifest.old_root is None for link in versions.values()][: STEPS + 1] == [True, *[False] * STEPS]
         assert "gave another result when it was replayed" not in server.logs()
