@@ -1,7 +1,7 @@
 """`bloomery dataset`: files become versions of data sets, checked row by row before, and seen in tokens after."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -89,7 +89,7 @@ def upload(
         return _print_json(made)
     _show_versions([made])
     _show_counts(made.counts)
-    _show_division(made.counts, {"eval": evaluation, "validation": validation})
+    _show_division(made)
 
 
 @app.command()
@@ -119,7 +119,7 @@ def validate(
         _print_json(found)
     else:
         _show_validation(found)
-        _show_division(found.counts, {"eval": evaluation, "validation": validation})
+        _show_division(found)
     if found.rejected:
         raise typer.Exit(1)
 
@@ -217,7 +217,7 @@ def split(
         return _print_json(made)
     _show_versions([made])
     _show_counts(made.counts)
-    _show_division(made.counts, {"eval": evaluation, "validation": validation})
+    _show_division(made)
 
 
 def _version(client: Client, name: str, wanted: str | None) -> DatasetVersion:
@@ -269,13 +269,12 @@ def _show_counts(counts: dict[str, int]) -> None:
     console().print("", table)
 
 
-def _show_division(counts: Mapping[str, int], shares: Mapping[str, float]) -> None:
+def _show_division(made: DatasetVersion | Validation) -> None:
     """Shares are of groups, of which there may be too few for one to fall on the other side."""
-    empty = [split for split, share in shares.items() if share and counts.get(f"split.{split}") == 0]
-    if empty:
-        groups = f"the training rows are of {counts['split.unlike_groups']} groups that are unlike each other, and these are held out whole"
+    if made.unfilled:
+        groups = f"the training rows are of {made.counts['split.unlike_groups']} groups that are unlike each other, and these are held out whole"
         advice = "give a larger share, a field with more values (`--by`), or a file of such rows (`upload --split`)"
-        console().print("", f"no row is held out for {' or '.join(empty)}: {groups}; {advice}", sep="\n")
+        console().print("", f"no row is held out for {' or '.join(made.unfilled)}: {groups}; {advice}", sep="\n")
 
 
 def _show_validation(found: Validation) -> None:

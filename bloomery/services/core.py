@@ -299,7 +299,7 @@ class Services:
         await self.leases.load()
         self.followed = Followed(self._database)
         self.chains = Chains(self._database, self.jobs, self.row_tokens)
-        self.estimates = Estimates(self._database, self.jobs, self.row_tokens)
+        self.estimates = Estimates(self._database, self.jobs, self.datasets, self.row_tokens)
         self.fine_tuning = FineTuning(self._database, self.files, self.datasets, self.graders, self.models, self.jobs)
         self.model_cards = ModelCards(
             self._database,

@@ -1,5 +1,6 @@
 """Data sets on the wire: what is imported, what is wrong with it, the rows of each kind, and what training on them takes."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
@@ -182,6 +183,8 @@ class DatasetVersion(Resource):
     kind: RowKind = "chat"
     counts: dict[str, int]
     recipe: dict[str, Any]
+    unfilled: list[Split] = Field(default_factory=list)
+    """Splits that were to get a share of the rows and got none."""
     created_us: int
 
 
@@ -227,8 +230,16 @@ class Validation(Resource):
     ignored: dict[str, int]
     """Fields that rows of this kind do not have, and how many rows had them: they are left out."""
     counts: dict[str, int]
+    unfilled: list[Split]
+    """Splits that were to get a share of the rows and would get none."""
     labels: list[Label]
     """Where answers are labels, the most frequent first."""
+
+
+def unfilled(shares: Mapping[str, Any], counts: Mapping[str, int]) -> list[Split]:
+    """Of the splits that are to have a share those for which no group was drawn: groups are held out whole, and of few none may fall on that side."""
+    held_out: tuple[Split, ...] = ("eval", "validation")
+    return [split for split in held_out if shares.get(split) and counts.get(f"split.{split}") == 0]
 
 
 # What training on them takes

@@ -32,10 +32,12 @@ class JobEstimate(Resource):
     """What a job would take. `tokens` go through the model, of reinforcement at most; `seconds` at the pace that was given, or at the median one of
     `jobs` like it that ended here; `cost` at the prices that were given.
 
+    `held_out` rows are compared at the end, at most, with what it began with; of 0 nothing says whether it became better.
     `too_long` rows have more tokens than there is room for, and `refused` ones cannot be rendered: each of them would fail the job.
     """
 
     rows: int
+    held_out: int
     steps: int
     tokens: int
     seconds: float | None

@@ -116,9 +116,10 @@ class Evaluation(Resource):
     rows: Count = 256
     """At most so many rows, the first of the split."""
     answers: Annotated[int, Field(ge=0, le=4096)] = 64
-    """So many of them are answered by both models at the end, greedily, and compared; 0: none."""
+    """Of supervised fine-tuning: to so many of them the likeliest answers of both models are compared with the row's own at the end; 0: none. Of
+    reinforcement every held-out prompt is answered four times, at temperature 1."""
     max_tokens: Count = 128
-    """Of an answer."""
+    """Of such an answer to a row; answers to prompts have `max_tokens` of the method."""
 
 
 class Watch(Resource):

@@ -201,7 +201,7 @@ class Reinforcement(_Method):
     max_tokens: Count = 256
     """Of an answer, of which an agent gets one each turn."""
     temperature: Annotated[float, Field(ge=COLDEST, le=HOTTEST, allow_inf_nan=False)] = 1.0
-    """At which the answers that are trained on are drawn; held-out prompts are answered at 1."""
+    """At which the answers that are trained on are drawn. Those to held-out prompts, by which it is measured, are drawn at 1, whatever this is."""
     kl_coefficient: NotNegative = 0.0
     """How strongly the policy is held to what it began with."""
     by_deviation: bool = True

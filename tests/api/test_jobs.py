@@ -23,7 +23,7 @@ from bloomery.store import rows
 from bloomery.store.database import Database
 from bloomery.types.errors import Conflict, Forbidden, InvalidInput, NotFound, Unauthorized
 from bloomery.types.ids import now_us
-from bloomery.types.jobs import JOB_NEXT, Data, JobPoint, JobProgress, JobResult, JobSpec, JobState
+from bloomery.types.jobs import JOB_NEXT, Data, Evaluation, JobPoint, JobProgress, JobResult, JobSpec, JobState
 from bloomery.types.leases import MAX_REASON, FinishJob, Lease, NewJobEvent, ReportJob
 from bloomery.types.methods import DirectPreference, Distillation, Optimizer, Reinforcement, Schedule, Supervised
 from tests.api.server import KEY, URL, Server
@@ -683,6 +683,15 @@ def test_what_a_job_takes_is_told_before_it_is_made(server: Server, client: Clie
     assert (again.seconds, again.jobs, again.cost) == (1.5, 1, None)
     assert client.jobs.estimate(asked, price_per_hour=7200.0).cost == pytest.approx(3.0)
     assert client.jobs.list()[0].state is JobState.SUCCEEDED
+
+
+def test_how_many_rows_are_held_out_is_told_before_a_job_is_made(client: Client) -> None:
+    asked = JobSpec(name="x", base_model="tiny", data=Data(dataset="rows"))
+    assert client.jobs.estimate(asked).held_out == 0
+    held_out = "\n".join(json.dumps({"text": word, "label": "b"}) for word in ("one", "other", "another"))
+    client.datasets.add_version("rows", {"train": ROW, "eval": held_out})
+    assert client.jobs.estimate(asked).held_out == 3
+    assert client.jobs.estimate(asked.model_copy(update={"evaluation": Evaluation(rows=2)})).held_out == 2
 
 
 def test_prompts_that_leave_no_room_for_an_answer_are_too_long(client: Client) -> None:

@@ -93,7 +93,8 @@ def test_validation_and_skipping_and_splitting(server: Server) -> None:
     with server.client() as client:
         found = client.datasets.validate(content, format="jsonl", eval=0.25, by="user")
         assert (found.rows, found.accepted, found.rejected, found.reasons) == (41, 40, 1, {"missing_field": 1})
-        assert found.counts["eval.rows"] > 0
+        assert (found.counts["eval.rows"] > 0, found.unfilled) == (True, [])
+        assert client.datasets.validate(content, format="jsonl", eval=0.0001, validation=0.5).unfilled == ["eval"]
         client.datasets.create("data")
         with pytest.raises(InvalidInput, match="row 41: lacks `label`"):
             client.datasets.upload("data", content, format="jsonl")
@@ -101,6 +102,12 @@ def test_validation_and_skipping_and_splitting(server: Server) -> None:
         assert [(problem.row, problem.field) for problem in client.datasets.rejected("data", whole.id)] == [(41, "label")]
         divided = client.datasets.split("data", whole.id, eval=0.25)
         assert (divided.parent, divided.counts["eval.rows"] + divided.counts["train.rows"]) == (whole.id, 40)
+        assert (whole.unfilled, divided.unfilled) == ([], [])
+        undivided = client.datasets.split("data", whole.id, validation=0.0001)
+        client.datasets.create("uploaded")
+        uploaded = client.datasets.upload("uploaded", content, format="jsonl", on_error="skip", eval=0.0001)
+        assert (undivided.unfilled, uploaded.unfilled) == (["validation"], ["eval"])
+        assert client.datasets.get("uploaded").versions == [uploaded]
         with pytest.raises(InvalidInput):
             client.datasets.validate(content, format="jsonl", by="user")
 

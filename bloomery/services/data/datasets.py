@@ -39,6 +39,7 @@ from bloomery.types.datasets import (
     SplitChoice,
     UploadRows,
     Validation,
+    unfilled,
 )
 from bloomery.types.errors import Conflict, InvalidInput, NotFound, naming
 from bloomery.types.ids import new_id, now_us
@@ -315,7 +316,8 @@ def _append(connection: Connection, project: str, dataset: Dataset, latest: str 
     if connection.execute(select(rows.dataset.c.id).where(rows.dataset.c.id == dataset.id)).first() is None:
         raise NotFound(f"data set `{dataset.name}` was deleted meanwhile", field="name")
     if (known := connection.execute(same_version(dataset.id, row["manifest"], row["parent"], row["rejected_key"])).first()) is not None:
-        return _version_of(known, dataset.name)
+        # It may have been made in another way, in which nothing lacks.
+        return _version_of(known, dataset.name).model_copy(update={"unfilled": _unfilled(json.loads(row["recipe"]), json.loads(row["counts"]))})
     last = connection.execute(select(table.id, table.number).where(table.dataset_id == dataset.id).order_by(table.number.desc())).first()
     if latest != (None if last is None else last.id):
         # The other one may have pinned rows that this one takes into train.
@@ -374,6 +376,7 @@ def _load(connection: Connection, row: DatabaseRow[Any]) -> Dataset:
 
 
 def _version_of(row: DatabaseRow[Any], dataset: str) -> DatasetVersion:
+    counts, recipe = json.loads(row.counts), json.loads(row.recipe)
     return DatasetVersion(
         id=row.id,
         dataset=dataset,
@@ -381,7 +384,13 @@ def _version_of(row: DatabaseRow[Any], dataset: str) -> DatasetVersion:
         manifest=row.manifest,
         parent=row.parent,
         kind=row.kind or "chat",
-        counts=json.loads(row.counts),
-        recipe=json.loads(row.recipe),
+        counts=counts,
+        recipe=recipe,
+        unfilled=_unfilled(recipe, counts),
         created_us=row.created_us,
     )
+
+
+def _unfilled(recipe: dict[str, Any], counts: dict[str, int]) -> list[Split]:
+    # Of an import the shares are part of how it was made, of a split all of it.
+    return unfilled(recipe.get("split", recipe), counts)

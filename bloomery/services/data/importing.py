@@ -20,7 +20,7 @@ from bloomery.services.data.row_kinds import Broken
 from bloomery.services.data.splitting import Divided, divide
 from bloomery.services.data.stored_rows import Blob, Spool, write_blob
 from bloomery.store.blobs import Blobs
-from bloomery.types.datasets import OnError, RowKind, SplitChoice, Validation
+from bloomery.types.datasets import OnError, RowKind, SplitChoice, Validation, unfilled
 from bloomery.types.errors import InvalidInput, Unavailable
 from bloomery.types.ids import new_id, now_us
 from bloomery.types.resources import Split
@@ -97,6 +97,7 @@ def validate_file(source: Source, ground: Ground, kind: RowKind | None, choice: 
     with ExitStack() as stack, told_when_full():
         reading = read([source], kind, choice, stack, scratch)
         accepted = sum(map(len, reading.spools.values()))
+        counts = _prepared(reading, ground, choice, stack, scratch).counts if accepted else {}
         return Validation(
             format=source.format,
             kind=reading.kind,
@@ -106,7 +107,8 @@ def validate_file(source: Source, ground: Ground, kind: RowKind | None, choice: 
             reasons=dict(reading.reasons.most_common()),
             problems=reading.rejected.first,
             ignored=dict(reading.ignored.most_common()),
-            counts=_prepared(reading, ground, choice, stack, scratch).counts if accepted else {},
+            counts=counts,
+            unfilled=unfilled(choice.model_dump() if choice else {}, counts),
             labels=reading.labels.most_common(),
         )
 

@@ -6,6 +6,7 @@ from typing import Final, NamedTuple
 from sqlalchemy import Connection, select
 
 from bloomery.services.access.principal import Principal
+from bloomery.services.data.datasets import Datasets
 from bloomery.services.data.row_tokens import RowTokens
 from bloomery.services.jobs.jobs import Jobs
 from bloomery.store import rows
@@ -23,15 +24,16 @@ _NONE: Final = Prices()
 class Estimates:
     """Of specs, resolved or not."""
 
-    def __init__(self, database: Database, jobs: Jobs, row_tokens: RowTokens) -> None:
-        self._database, self._jobs, self._row_tokens = database, jobs, row_tokens
+    def __init__(self, database: Database, jobs: Jobs, datasets: Datasets, row_tokens: RowTokens) -> None:
+        self._database, self._jobs, self._datasets, self._row_tokens = database, jobs, datasets, row_tokens
 
     async def of(self, p: Principal, spec: JobSpec, prices: Prices = _NONE) -> JobEstimate:
         """What it would take; what cannot be done is refused as it is when a job is made."""
         p.require("train")
         resolved = await self._jobs.resolve(p, spec)
-        data = resolved.data
+        data, evaluation = resolved.data, resolved.evaluation
         assert data.version is not None
+        version = await self._datasets.chosen(p, data.dataset, data.version, data.train, split_field="data.train")
         measured = await self._row_tokens.statistics(
             p, data.dataset, data.version, model=resolved.base_model, split=data.train, context=resolved.room
         )
@@ -41,6 +43,7 @@ class Estimates:
         seconds = None if tokens_per_s is None else round(work.tokens / tokens_per_s, 1)
         return JobEstimate(
             rows=measured.rows,
+            held_out=min(version.counts.get(f"{evaluation.split}.rows", 0), evaluation.rows),
             steps=work.steps,
             tokens=work.tokens,
             seconds=seconds,
