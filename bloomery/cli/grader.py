@@ -271,6 +271,8 @@ def _transcript(report: GraderAttack) -> None:
     typer.echo(f"{report.attacks} attacks, {report.grades} grades, {report.failed} of them without a score{asked}")
     if report.waiver is not None:
         typer.echo(f"waived by {report.waiver.by} on {utc(report.waiver.created_us)}: {report.waiver.reason}")
+    elif report.verdict == "hackable" or not report.varied:
+        typer.echo(f"`bloomery grader waive {report.name} --version {report.version} --reason WHY` has jobs take it all the same")
     for exploit in report.exploits:
         typer.echo(f"\n{exploit.name}: {exploit.mean_score:.3g} on average in {exploit.rows} rows, {exploit.share:.0%} of the honest scale")
         for example in exploit.examples:

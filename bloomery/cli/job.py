@@ -321,6 +321,8 @@ def _show(client: Client, job: Job, as_json: bool) -> None:
         return print_json(job)
     screen = console()
     screen.print(f"{job.spec.name}  {job.state}" + (f": {job.reason}" if job.reason else ""))
+    if job.state is JobState.PAUSED:
+        screen.print(f"`bloomery job resume {job.spec.name}` has it go on")
     what = f"{job.spec.method.kind} on {job.spec.data.dataset} from {job.spec.base_model}"
     screen.print(what + (f", step {job.progress.step} of {job.progress.steps}, {job.progress.seconds:.0f} s" if job.progress.steps else ""))
     for line in _lineage(client, job):

@@ -70,7 +70,7 @@ def _worked(client: Client, lease: Lease, reporter: Reporter) -> FinishJob:
         # Another process would spend the job's steps on the same.
         return FinishJob(state="paused", reason=shown(lost.why, MAX_REASON))
     except NotKept as error:
-        told = f"{error.message}; mend that, a full disk say, and `bloomery job resume {job.spec.name}`"
+        told = f"{error.message}; mend that, a full disk say, and resume the job"
         return FinishJob(state="paused", reason=shown(told, MAX_REASON))
     except BloomeryError as error:
         # What others may mend is tried again; what only the job's owner can is told to him.

@@ -32,6 +32,7 @@ _SAMPLES: Final = 4
 """Answers of each held-out prompt, by both models."""
 _PROBED: Final = 16
 """Prompts whose answers show whether a grader tells any apart."""
+_WAY_OUT: Final = "mend it in a new version, which wants a new job, or waive what was found of this one and resume the job"
 _LOSSES: Final = {"grpo": "ppo", "dapo": "dapo", "gspo": "gspo"}
 """By the server's names: GRPO is its clipped ratio, with advantages of the group."""
 
@@ -73,9 +74,9 @@ def require_trust(work: Work, method: Reinforcement, given: Sequence[Problem], o
     found = _attacked(work, "grader", method.grader, method.grader_version)
     # Also where the first of them is to be mended: whoever mends it knows of both.
     unseen = None if method.held_out_grader is None else _attacked(work, "held-out grader", method.held_out_grader, method.held_out_grader_version)
-    blocked = [each.blocks for each in (found, unseen) if each is not None and each.blocks is not None]
+    blocked = [each.finding for each in (found, unseen) if each is not None and each.blocks is not None]
     if blocked:
-        raise StandsStill(f"{'; '.join(blocked)}; {_then(work)}")
+        raise StandsStill(f"{'; '.join(blocked)}; {_WAY_OUT}")
     if unseen is not None and not unseen.varied and unseen.grades > unseen.failed:
         # It stops no training, for what the base model cannot do yet it may tell apart later.
         told = "the held-out grader gave every attack the same score, and right answers too: where it goes on so, it sees nothing"
@@ -90,7 +91,9 @@ def _attacked(work: Work, which: str, grader: str, version: int | None) -> Grade
     work.reporter.note(f"asks whether its {which} pays without competence; where nobody knows, it is attacked now", key=f"attacking {key}")
     found = work.client.graders.attack(grader, version=version, dataset=data.dataset, dataset_version=data.version, split=data.train)
     level = "info" if found.verdict == "sound" else "warning"
-    work.reporter.note(f"the {which} is {found.verdict} to attacks: {found.why}", level=level, key=f"attack {key}", attack=found.id)
+    # Why it is blocked is said by what blocks it.
+    why = "" if found.blocks is not None else f": {found.why}"
+    work.reporter.note(f"the {which} is {found.verdict} to attacks{why}", level=level, key=f"attack {key}", attack=found.id)
     if found.waiver is not None:
         waived = f"attacks of the {which} count for nothing: waived by {found.waiver.by}, {found.waiver.reason}"
         work.reporter.note(waived, level="warning", key=f"waiver {key}", **found.waiver.model_dump())
@@ -107,20 +110,15 @@ def _require_varied(work: Work, method: Reinforcement, given: Sequence[Problem],
         # The job's steps would be spent on the same.
         attempts = sum(len(group.failures) for group in probed)
         told = f"of {attempts} attempts at a rollout of `{method.agent or method.grader}` none came to a reward: {lost[0].kind} ({lost[0].message})"
-        raise StandsStill(f"{told}; mend that, and `bloomery job resume {work.spec.name}`")
+        raise StandsStill(f"{told}; mend that, and resume the job")
     if len(set(rewards)) != 1:
         return
     given_to, answers = f"it gives {rewards[0]:g}", f"{len(rewards)} answers of `{work.spec.base_model}`"
     if method.grader is None:
         taught = f"agent `{method.agent}` teaches nothing: {given_to} to all of {answers}"
-        raise StandsStill(f"{taught}; have it tell better from worse, and `bloomery job resume {work.spec.name}`")
-    accept = f"`bloomery grader waive {method.grader} --version {method.grader_version} --reason WHY`"
+        raise StandsStill(f"{taught}; have it tell better from worse, and resume the job")
     taught = f"grader `{method.grader}` version {method.grader_version} teaches nothing: {given_to} to every attack and to {answers}"
-    raise StandsStill(f"{taught}; mend it in a new version, or accept it ({accept}); {_then(work)}")
-
-
-def _then(work: Work) -> str:
-    return f"what is accepted goes on by `bloomery job resume {work.spec.name}`, a mended version wants a new job"
+    raise StandsStill(f"{taught}; {_WAY_OUT}")
 
 
 def _loop(work: Work, method: Reinforcement, given: Sequence[Problem], held_out: Sequence[Problem], rewarded: Grade | Environment) -> Looped:

@@ -89,7 +89,7 @@ def rewarding(work: Work, method: Reinforcement) -> Iterator[Rewards]:
         return
     if (agent := work.agent) is None:
         problem = f"agent `{method.agent}` is not there for this project any more: start the server with it (`--agents`)"
-        raise StandsStill(f"{problem}, and `bloomery job resume {work.spec.name}`")
+        raise StandsStill(f"{problem}, and resume the job")
     with _receiving(work, agent) as remote:
         yield lambda scores: Agents(partial(remote.scored, _of_agent(scores)), work.tokenizer, timeout_s=agent.timeout_s, host=agent.host)
 
@@ -134,7 +134,6 @@ def last_answer(finished: Finished) -> OutputRow:
 
 def _receiving(work: Work, agent: LentAgent) -> RemoteRollouts:
     """Where its server says how rollouts end. One job has that at a time, and the others wait for it."""
-    resume = f"`bloomery job resume {work.spec.name}`"
     deadline_s = time.monotonic() + TAKEN_S
     while True:
         try:
@@ -143,9 +142,10 @@ def _receiving(work: Work, agent: LentAgent) -> RemoteRollouts:
             taken = f"{address_of(agent.host, agent.port)}, where agent `{agent.name}` says how its rollouts end, is not to be had: {error.strerror}"
             if error.errno != errno.EADDRINUSE:
                 # An address of another machine, or a port that only root may have: no time mends it.
-                raise StandsStill(f"{taken}; mend its `host` or `port` in the file of `--agents`, start the server with it, and {resume}") from None
+                mend = "mend its `host` or `port` in the file of `--agents`, start the server with it, and resume the job"
+                raise StandsStill(f"{taken}; {mend}") from None
         if time.monotonic() > deadline_s:
-            raise StandsStill(f"{taken}; another job may have the agent: {resume} once it is free")
+            raise StandsStill(f"{taken}; another job may have the agent: resume this one once it is free")
         work.reporter.note(f"waits for its agent: {taken}", key="waits for its agent")
         work.reporter.check()
         time.sleep(_LOOK_EVERY_S)

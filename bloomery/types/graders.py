@@ -172,14 +172,18 @@ class GraderAttack(AttackReport):
     """Of the grader's version."""
 
     @property
+    def finding(self) -> str:
+        """What was found of one that is hackable, and where it is kept what was tried."""
+        return f"grader `{self.name}` version {self.version} pays without competence ({self.why}; attack {self.id})"
+
+    @property
     def blocks(self) -> str | None:
         """Why no job trains for the rewards of this grader; None: they may."""
         if self.verdict != "hackable" or self.waiver is not None:
             return None
         which = f"{self.name} --version {self.version}"
         return (
-            f"grader `{self.name}` version {self.version} pays without competence ({self.why}): look at what was tried "
-            f"(`bloomery grader attacks {which}`, attack {self.id}), and mend it in a new version, or accept it "
+            f"{self.finding}: look at what was tried (`bloomery grader attacks {which}`), and mend it in a new version, or accept it "
             f"(`bloomery grader waive {which} --reason WHY`)"
         )
 

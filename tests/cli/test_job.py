@@ -93,6 +93,7 @@ def test_a_job_is_paused_resumed_and_cancelled(server: LiveServer) -> None:
     wait_until(lambda: as_json(server, "job", "show", "steered")["progress"]["step"] > 0)
     assert bloomery(server, "job", "pause", "steered") == "steered is running, and pauses within seconds\n"
     wait_until(lambda: state() == "paused")
+    assert "`bloomery job resume steered` has it go on" in bloomery(server, "job", "show", "steered")
     assert "cannot be paused" in bloomery(server, "job", "pause", "steered", expect=2)
     assert as_json(server, "job", "resume", "steered")["state"] in ("queued", "running")
     assert bloomery(server, "job", "cancel", "steered") in (

@@ -39,7 +39,7 @@ def test_a_job_that_cannot_keep_its_weights_stands_still_and_goes_on_once_there_
                 reason = client.jobs.get(job).reason
                 assert reason is not None
                 assert "File too large" in reason
-                assert "`bloomery job resume full`" in reason
+                assert "mend that, a full disk say, and resume the job" in reason
                 client.jobs.resume(job)
             wait_until(lambda: client.jobs.get(job).state is JobState.PAUSED)
         client.jobs.resume(job)
@@ -74,7 +74,7 @@ def test_a_loop_that_cannot_keep_its_weights_stands_still_and_goes_on_once_there
             reason = client.jobs.get(job).reason
             assert reason is not None
             assert "File too large" in reason
-            assert "`bloomery job resume full`" in reason
+            assert "mend that, a full disk say, and resume the job" in reason
 
         reference = client.jobs.wait(create("undisturbed"), 300)
         assert reference.result is not None

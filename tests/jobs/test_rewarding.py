@@ -107,7 +107,7 @@ def test_a_job_waits_for_the_port_of_its_agent_and_stands_still_when_that_does_n
     reporter = Reporter()
     with closing(socket.create_server(("127.0.0.1", 0))) as taken:
         doing, method = working(counter(taken.getsockname()[1]), reporter)
-        with pytest.raises(StandsStill, match="another job may have the agent: `bloomery job resume a`"), rewarding.rewarding(doing, method):
+        with pytest.raises(StandsStill, match="another job may have the agent: resume this one once it is free"), rewarding.rewarding(doing, method):
             pass
 
 
