@@ -52,6 +52,18 @@ def test_a_file_that_is_dropped_is_looked_at_before_anything_is_stored(page: "Pa
     assert page.locator("img[src=x]").count() == 0
 
 
+def test_a_share_of_too_few_groups_is_said_to_hold_nothing_out(page: "Page", client: Client) -> None:
+    page.goto("/datasets")
+    page.get_by_role("heading", name="Data sets").wait_for()
+    dialog = dropped(page, "few.jsonl", "\n".join(rows(12, start=900)))
+    dialog.get_by_label("Held out: eval").fill("0.01")
+    told = "No row is held out for eval: groups are held out whole, and of 12 groups none fell there."
+    dialog.get_by_text(told).wait_for()
+    dialog.get_by_role("button", name="Store 12 rows").click()
+    page.get_by_role("region", name="Where the rows went").get_by_text(told).wait_for()
+    assert client.datasets.get("few").versions[0].unfilled == ["eval"]
+
+
 def test_a_file_says_its_format_by_its_name(page: "Page") -> None:
     page.goto("/datasets")
     page.get_by_role("heading", name="Data sets").wait_for()

@@ -16,6 +16,11 @@ export class Refused extends Error {
     super(message);
   }
 
+  /** Whether what was asked is at fault, and will be the next time: not who asks too often, or a server that is away. */
+  get ofWhatWasAsked(): boolean {
+    return this.status >= 400 && this.status < 500 && this.status !== 429;
+  }
+
   /** Whether it says that nobody is logged in: the login is over, or the word is not the one that goes with it. */
   get nobody(): boolean {
     return this.status === 401 || this.field === CSRF;
