@@ -3,10 +3,11 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, get_args
 
 import typer
 import yaml
+from rich.console import Group
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -16,11 +17,11 @@ from bloomery.cli.eject import script
 from bloomery.cli.flags import Noun
 from bloomery.cli.options import DATA_DIR, DataDirOption
 from bloomery.cli.running import client_of, server_of
-from bloomery.cli.show import JsonOption, console, fidelity_words, number, print_json, size_words, utc
+from bloomery.cli.show import JsonOption, console, fidelity_words, harmless, number, print_json, size_words, utc
 from bloomery.cli.specs import checked, put, put_options, read
 from bloomery.client import Client
-from bloomery.types.errors import InvalidInput
-from bloomery.types.jobs import Compared, Gate, Job, JobPoint, JobSpec, JobState
+from bloomery.types.errors import InvalidInput, shown
+from bloomery.types.jobs import Compared, Gate, Job, JobPoint, JobSample, JobSpec, JobState, SampleField
 
 app = Noun(name="job", help="Train models of data sets: start, follow and steer managed jobs of the running server.", no_args_is_help=True)
 JobArgument = Annotated[str, typer.Argument(help="Name or id of a job.", autocompletion=complete.jobs)]
@@ -31,6 +32,9 @@ _FIRST: Final = ("loss", "evaluation/loss", "reward/raw", "accuracy", "kl/teache
 """What is shown of the newest step while a job is followed."""
 _BYTES: Final = ("sync/bytes", "sync/whole_bytes")
 _SHOWN: Final = (*_FIRST, "reward/held_out", "learning_rate", "gradient_norm", *_BYTES)
+_SAMPLES: Final = 3
+_SAMPLE_CHARS: Final = 300
+"""Of each text of those that are shown."""
 _LOOKS: Final = ("evaluation/", "served/")
 """Begin the names of what was measured of held-out rows, now and then."""
 
@@ -334,9 +338,25 @@ def _show(client: Client, job: Job, as_json: bool) -> None:
         table.add_row(measure.name, f"{measure.before:.4g}", f"{measure.after:.4g}", _difference(measure), str(measure.rows))
     data = job.spec.data.dataset
     screen.print(table if job.result.compared else f"not compared: no rows are held out (`bloomery dataset split {data} --eval 0.1`)")
+    if job.result.samples:
+        screen.print(_samples(job.spec.name, job.result.samples))
     screen.print(f"fidelity {fidelity_words(job.result.fidelity)}")
     screen.print(f"version {job.result.version}, digest of the weights {job.result.digest}")
     screen.print(f"`bloomery deployment create NAME {job.spec.name}` serves it")
+
+
+def _samples(name: str, samples: Sequence[JobSample]) -> Group:
+    """Those that tell the most."""
+    table = Table("", "", "", box=None, show_header=False)
+    for sample in samples[:_SAMPLES]:
+        rewards = {"before": sample.before_reward, "after": sample.after_reward}
+        for place, field in enumerate(get_args(SampleField)):
+            text: str | None = getattr(sample, field)
+            if text is not None:
+                said = f"{field}, reward {number(reward)}" if (reward := rewards.get(field)) is not None else field
+                table.add_row(f"row {sample.row}" if place == 0 else "", said, harmless(shown(text, _SAMPLE_CHARS)))
+    left = len(samples) - _SAMPLES
+    return Group("held-out answers:", table, *([f"{left} more: `bloomery job show {name} --json`"] if left > 0 else []))
 
 
 def _lineage(client: Client, job: Job) -> list[str]:

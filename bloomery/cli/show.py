@@ -1,6 +1,7 @@
 """How commands show things: tables for people, JSON for programs."""
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Final
@@ -15,6 +16,7 @@ from bloomery.types.resources import Fidelity
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
+_CONTROLS: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _PIPED_COLUMNS: Final = 1000
 """A table in a file or a pipe has whole cells."""
 
@@ -38,6 +40,11 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     for row in rows:
         table.add_row(*row)
     console().print(table)
+
+
+def harmless(text: str) -> str:
+    """What people and models wrote, with whatever a terminal would obey spelled out."""
+    return _CONTROLS.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 def utc(time_us: int) -> str:

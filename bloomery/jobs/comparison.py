@@ -14,6 +14,7 @@ from bloomery.types.statistics import difference_of, mean_of, score_of
 _CONCURRENCY: Final = 16
 
 Row = TypeVar("Row")
+Found = TypeVar("Found")
 
 
 class Both(NamedTuple):
@@ -23,12 +24,27 @@ class Both(NamedTuple):
     after: Sampler
 
 
-def compare_examples(both: Both, rows: Sequence[Rendered], answered: Sequence[Question], tokenizer: ChatTokenizer, max_tokens: int) -> list[Compared]:
+class Answers(NamedTuple):
+    """What both say to the same questions, the likeliest token at a time."""
+
+    before: list[str]
+    after: list[str]
+
+
+def answers_of(both: Both, asked: Sequence[Question], tokenizer: ChatTokenizer, max_tokens: int) -> Answers:
+    """Of each question one."""
+    return Answers(*(_greedy(sampler, asked, tokenizer, max_tokens) for sampler in both))
+
+
+def compare_examples(both: Both, rows: Sequence[Rendered], answered: Sequence[Question], answers: Answers) -> list[Compared]:
     """The loss per trained token of all rows, and of some whether the greedy answer is the row's own, word for word."""
-    return [
-        *_measured("loss", both, rows, lambda sampler, row: -mean_logprob(sampler, row), higher_is_better=False),
-        *_measured("exact", both, answered, lambda sampler, row: _exact(sampler, row, tokenizer, max_tokens), higher_is_better=True),
-    ]
+    compared = list[Compared]()
+    if rows:
+        before, after = (_each(sampler, rows, lambda sampler, row: -mean_logprob(sampler, row)) for sampler in both)
+        compared.append(paired("loss", before, after, higher_is_better=False))
+    if answered:
+        compared.append(paired("exact", *(_exact(answered, said) for said in answers), higher_is_better=True))
+    return compared
 
 
 def compare_pairs(both: Both, rows: Sequence[RenderedPair]) -> list[Compared]:
@@ -42,7 +58,7 @@ def compare_pairs(both: Both, rows: Sequence[RenderedPair]) -> list[Compared]:
 
 def look_at_examples(sampler: Sampler, answered: Sequence[Question], tokenizer: ChatTokenizer, max_tokens: int) -> dict[str, float]:
     """What `compare_examples` says of answers, of one version alone."""
-    return {"exact": mean_of(_each(sampler, answered, lambda sampler, row: _exact(sampler, row, tokenizer, max_tokens))).value}
+    return {"exact": mean_of(_exact(answered, _greedy(sampler, answered, tokenizer, max_tokens))).value}
 
 
 def look_at_pairs(sampler: Sampler, rows: Sequence[RenderedPair]) -> dict[str, float]:
@@ -80,17 +96,9 @@ def sum_logprob(sampler: Sampler, rendered: Rendered) -> float:
     return sum(weight * logprob for weight, logprob in zip(rendered.weights[1:], logprobs[1:], strict=True))
 
 
-def _measured(name: str, both: Both, rows: Sequence[Row], measure: Callable[[Sampler, Row], float], *, higher_is_better: bool) -> list[Compared]:
-    """One measure, or none where there are no rows."""
-    if not rows:
-        return []
-    before, after = (_each(sampler, rows, measure) for sampler in both)
-    return [paired(name, before, after, higher_is_better=higher_is_better)]
-
-
-def _each(sampler: Sampler, rows: Sequence[Row], measure: Callable[[Sampler, Row], float]) -> list[float]:
+def _each(sampler: Sampler, rows: Sequence[Row], find: Callable[[Sampler, Row], Found]) -> list[Found]:
     with ThreadPoolExecutor(_CONCURRENCY) as pool:
-        return list(pool.map(lambda row: measure(sampler, row), rows))
+        return list(pool.map(lambda row: find(sampler, row), rows))
 
 
 def _margin(sampler: Sampler, row: RenderedPair) -> float:
@@ -101,7 +109,18 @@ def _positive(margins: Sequence[float]) -> list[float]:
     return [float(margin > 0) for margin in margins]
 
 
-def _exact(sampler: Sampler, row: Question, tokenizer: ChatTokenizer, max_tokens: int) -> float:
-    sequence = sampler.sample(row.prompt, max_tokens=max_tokens, seed=0, temperature=0.0).result().sequences[0]
-    said = tokenizer.decode([token for token in sequence.tokens if token not in tokenizer.end_tokens])
-    return float(said.strip() == row.answer.strip())
+def _greedy(sampler: Sampler, asked: Sequence[Question], tokenizer: ChatTokenizer, max_tokens: int) -> list[str]:
+    def answer(sampler: Sampler, question: Question) -> str:
+        sequence = sampler.sample(question.prompt, max_tokens=max_tokens, seed=0, temperature=0.0).result().sequences[0]
+        return said(sequence.tokens, tokenizer)
+
+    return _each(sampler, asked, answer)
+
+
+def said(tokens: Sequence[int], tokenizer: ChatTokenizer) -> str:
+    """An answer as its reader has it."""
+    return tokenizer.decode([token for token in tokens if token not in tokenizer.end_tokens])
+
+
+def _exact(answered: Sequence[Question], answers: Sequence[str]) -> list[float]:
+    return [float(answer.strip() == (question.words.reference or "").strip()) for question, answer in zip(answered, answers, strict=True)]

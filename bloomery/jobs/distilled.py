@@ -5,9 +5,10 @@ from dataclasses import replace
 from typing import Final
 
 from bloomery.client import Sampler
-from bloomery.jobs.comparison import Both, paired
+from bloomery.jobs.comparison import Both, answers_of, paired
 from bloomery.jobs.looping import looped, policy_config, recorder_of, stopping_config
-from bloomery.jobs.rows import problems, rows_of
+from bloomery.jobs.rows import Question, problems, prompt_words, rows_of
+from bloomery.jobs.samples import LOOKED_AT, answered, telling
 from bloomery.jobs.work import Work
 from bloomery.recipes import distill
 from bloomery.recipes.distill import DISTANCE, DistillConfig
@@ -46,7 +47,10 @@ def train(work: Work) -> JobResult:
         stopped="the distance to the teacher fell no more",
     )
     both = Both(work.client.sampler(loop.first), work.client.sampler(loop.published.version))
-    return loop.published.result(compare_distances(work, both, held_out, config), loop.first)
+    words = prompt_words(held_out)
+    asked = [Question(problem.prompt, words[problem.id]) for problem in held_out[: min(wanted.answers, LOOKED_AT)]]
+    samples = telling(answered(asked, answers_of(both, asked, work.tokenizer, method.max_tokens)))
+    return loop.published.result(compare_distances(work, both, held_out, config), samples, loop.first)
 
 
 def compare_distances(work: Work, both: Both, held_out: Sequence[Problem], config: DistillConfig) -> list[Compared]:

@@ -6,8 +6,9 @@ from itertools import accumulate
 from typing import Final
 
 from bloomery.client import Sampler
-from bloomery.jobs.comparison import Both, compare_pairs, look_at_pairs, sum_logprob
-from bloomery.jobs.rows import Preference, pairs, rows_of
+from bloomery.jobs.comparison import Both, answers_of, compare_pairs, look_at_pairs, sum_logprob
+from bloomery.jobs.rows import Preference, pair_questions, pairs, rows_of
+from bloomery.jobs.samples import LOOKED_AT, answered, telling
 from bloomery.jobs.served import Served
 from bloomery.jobs.work import Work, adam_config, pace_of
 from bloomery.recipes.preference import Dpo, Orpo, Pair, PairLoss, PreferenceConfig, Preferences, optimise
@@ -23,7 +24,8 @@ def train(work: Work) -> JobResult:
     """Train, publish, compare. Begun again after any death, it does what is left."""
     spec, wanted = work.spec, work.spec.evaluation
     given = pairs(rows_of(work.client, spec, spec.data.train), work.tokenizer, spec.room, spec.data.train)
-    held_out = pairs(rows_of(work.client, spec, wanted.split, wanted.rows), work.tokenizer, spec.room, wanted.split)
+    held = rows_of(work.client, spec, wanted.split, wanted.rows)
+    held_out = pairs(held, work.tokenizer, spec.room, wanted.split)
     work.reporter.note(f"{len(given)} pairs to train on, {len(held_out)} held out", key="rows")
     run, before = work.begin()
     config = preference_config(spec)
@@ -31,8 +33,8 @@ def train(work: Work) -> JobResult:
     data = with_reference(given, reference)
     planned = Preferences(run, data, config).tokens
     told = [0, *accumulate(planned)]
-    answers = [each.rendered for each in held_out]
-    with Served(work, lambda sampler: look_at_pairs(sampler, answers)) as served:
+    sides = [each.rendered for each in held_out]
+    with Served(work, lambda sampler: look_at_pairs(sampler, sides)) as served:
         done = optimise(
             run,
             data,
@@ -45,7 +47,9 @@ def train(work: Work) -> JobResult:
         )
         published = work.publish(run, done=done, planned=len(planned))
     both = Both(work.client.sampler(before), work.client.sampler(published.version))
-    return published.result(compare_pairs(both, answers), before)
+    asked = pair_questions(held, held_out, work.tokenizer)[: min(wanted.answers, LOOKED_AT)]
+    samples = telling(answered(asked, answers_of(both, asked, work.tokenizer, wanted.max_tokens)))
+    return published.result(compare_pairs(both, sides), samples, before)
 
 
 def with_reference(rows: Sequence[Preference], reference: Sampler | None) -> list[Pair]:

@@ -1,25 +1,27 @@
 """Reinforcement as a job: prompts of a data set, a grader of the server or an agent elsewhere, and the loops `recipes/grpo` and `async_grpo`."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from statistics import fmean
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from bloomery.client import Sampler
-from bloomery.jobs.comparison import Both, paired
+from bloomery.jobs.comparison import Both, paired, said
 from bloomery.jobs.looping import JobCursor, Looped, looped, policy_config, recorder_of, stopping_config
 from bloomery.jobs.reporting import StandsStill
 from bloomery.jobs.rewarding import HELD_OUT, beside, conversation, rewarding, scores_by
-from bloomery.jobs.rows import problems, rows_of
+from bloomery.jobs.rows import Words, problems, prompt_words, rows_of
+from bloomery.jobs.samples import Answered, Reply, telling
 from bloomery.jobs.work import Work
 from bloomery.recipes import async_grpo, grpo
 from bloomery.recipes.environments import groups_by
 from bloomery.recipes.failures import reasons
 from bloomery.recipes.grpo import GrpoConfig, OnStep, groups_of
 from bloomery.recipes.policy import Policy
-from bloomery.recipes.rollouts import Environment, Grade, MakesGroups, Problem, RolloutConfig
+from bloomery.recipes.rollouts import Environment, Grade, Group, Problem, Rollout, RolloutConfig
+from bloomery.render import ChatTokenizer
 from bloomery.types.errors import InvalidInput
 from bloomery.types.graders import GraderAttack
 from bloomery.types.jobs import Compared, JobResult, JobSpec
@@ -42,7 +44,8 @@ def train(work: Work) -> JobResult:
     spec, wanted, method = work.spec, work.spec.evaluation, work.spec.method
     assert isinstance(method, Reinforcement)
     given = problems(rows_of(work.client, spec, spec.data.train), work.tokenizer, spec.room, spec.data.train)
-    held_out = _different(problems(rows_of(work.client, spec, wanted.split, wanted.rows), work.tokenizer, spec.room, wanted.split))
+    held = problems(rows_of(work.client, spec, wanted.split, wanted.rows), work.tokenizer, spec.room, wanted.split)
+    words, held_out = prompt_words(held), _different(held)
     work.reporter.note(f"{len(given)} prompts to train on, {len(held_out)} held out", key="rows")
     if method.agent is not None:
         given, held_out = [*map(conversation, given)], [*map(conversation, held_out)]
@@ -56,11 +59,12 @@ def train(work: Work) -> JobResult:
             loop = _loop(work, method, given, held_out, rewarded)
         both = Both(work.client.sampler(loop.first), work.client.sampler(loop.published.version))
         with rewards(scores) as rewarded:
-            compared = compare_rewards(work, both, held_out, rewarded)
+            groups = held_out_groups(method, both, held_out, rewarded)
+        compared = compare_rewards(work, groups, "reward")
         if unseen is not None:
             with rewards(unseen) as rewarded:
-                compared += compare_rewards(work, both, held_out, rewarded, "held_out_reward")
-    return loop.published.result(compared, loop.first)
+                compared += compare_rewards(work, held_out_groups(method, both, held_out, rewarded), "held_out_reward")
+    return loop.published.result(compared, telling(replies(groups, words, work.tokenizer)), loop.first)
 
 
 def require_trust(work: Work, method: Reinforcement, given: Sequence[Problem], opened: Opened) -> None:
@@ -163,29 +167,50 @@ def _answers(method: Reinforcement) -> RolloutConfig:
     return RolloutConfig(group_size=_SAMPLES, max_tokens=method.max_tokens, reuse=True)
 
 
-def _rewards(rollouts: MakesGroups, asked: Sequence[Problem]) -> list[tuple[float, ...]]:
-    return [tuple(member.reward for member in group.members) for group in groups_of(rollouts, asked)]
+class HeldOutGroups(NamedTuple):
+    """Answers to the same prompts by both models, drawn by the same seeds."""
+
+    before: list[Group]
+    after: list[Group]
 
 
-def compare_rewards(
-    work: Work, both: Both, held_out: Sequence[Problem], rewarded: Grade | Environment, name: Literal["reward", "held_out_reward"] = "reward"
-) -> list[Compared]:
-    """The mean reward of held-out prompts, on the same draws."""
-    method = work.spec.method
-    assert isinstance(method, Reinforcement)
-    if not held_out:
-        return []
+def held_out_groups(method: Reinforcement, both: Both, held_out: Sequence[Problem], rewarded: Grade | Environment) -> HeldOutGroups:
+    """Some answers of each to every prompt, graded."""
     served = [both.before]
     rollouts = groups_by(lambda: served[-1], rewarded, _answers(method))
-    before = _rewards(rollouts, held_out)
+    before = groups_of(rollouts, held_out)
     served.append(both.after)
-    after = _rewards(rollouts, held_out)
-    rewards = [(fmean(old), fmean(new)) for old, new in zip(before, after, strict=True) if old and new]
-    if lost := len(held_out) - len(rewards):
+    return HeldOutGroups(before, groups_of(rollouts, held_out))
+
+
+def compare_rewards(work: Work, groups: HeldOutGroups, name: Literal["reward", "held_out_reward"]) -> list[Compared]:
+    """The mean reward of held-out prompts, on the same draws."""
+    rewards = [(_rewards(old), _rewards(new)) for old, new in zip(*groups, strict=True)]
+    known = [(fmean(old), fmean(new)) for old, new in rewards if old and new]
+    if lost := len(rewards) - len(known):
         work.reporter.note(f"{lost} held-out prompts have no {name}, and are left out", level="warning", key=f"lost {name}")
-    if not rewards:
+    if not known:
         return []
-    return [paired(name, [old for old, _ in rewards], [new for _, new in rewards], higher_is_better=True)]
+    return [paired(name, [old for old, _ in known], [new for _, new in known], higher_is_better=True)]
+
+
+def replies(groups: HeldOutGroups, words: Mapping[str, Words], tokenizer: ChatTokenizer) -> Iterator[Answered]:
+    """Of each prompt the first draw that both models came to a reward with."""
+    for old, new in zip(*groups, strict=True):
+        after = {member.rollout.id: member for member in new.members}
+        drawn = next(((member, after[member.rollout.id]) for member in old.members if member.rollout.id in after), None)
+        if drawn is not None:
+            yield Answered(words[old.problem.id], *(Reply(said(last_answer_tokens(each.rollout), tokenizer), each.reward) for each in drawn))
+
+
+def last_answer_tokens(rollout: Rollout) -> list[int]:
+    """What was sampled; of an agent that takes turns, its last answer."""
+    last = rollout.answers[-1] if rollout.answers else rollout.id
+    return [token for segment in rollout.segments for token, turn in zip(segment.sampled, segment.turns, strict=True) if turn == last]
+
+
+def _rewards(group: Group) -> list[float]:
+    return [member.reward for member in group.members]
 
 
 def grpo_config(spec: JobSpec, run_options: RunOptions, request: str) -> GrpoConfig | async_grpo.AsyncGrpoConfig:

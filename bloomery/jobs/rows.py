@@ -1,6 +1,7 @@
 """Rows of a data set as a method takes them; those that the model cannot take are named before anything is trained."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
 from typing import Any, Final, NamedTuple, TypeVar
 
 from bloomery.client import Client
@@ -17,11 +18,20 @@ _NAMED: Final = 10
 Made = TypeVar("Made")
 
 
-class Question(NamedTuple):
-    """What asks for the answer of a row, and that answer in the words of the model's template."""
+class Words(NamedTuple):
+    """A held-out row as people read it: its place in the split, what it asks last, and its own answers as the model's template writes them."""
 
-    prompt: list[int]
-    answer: str
+    row: int
+    asked: str
+    reference: str | None = None
+    rejected: str | None = None
+
+
+class Question(NamedTuple):
+    """What asks for the answer of a row, as tokens and in words."""
+
+    prompt: Sequence[int]
+    words: Words
 
 
 class Preference(NamedTuple):
@@ -48,7 +58,30 @@ def examples(rows: Sequence[AnyRow], tokenizer: ChatTokenizer, room: int, split:
 
 def questions(rows: Sequence[AnyRow], tokenizer: ChatTokenizer) -> list[Question]:
     """One of each row that is learnt from: its last answer, whatever came before it."""
-    return [_question(_supervised(row), tokenizer) for row in rows]
+    return [_question(place, _supervised(row), tokenizer) for place, row in enumerate(rows)]
+
+
+def pair_questions(rows: Sequence[AnyRow], made: Sequence[Preference], tokenizer: ChatTokenizer) -> list[Question]:
+    """What asks for both answers of each pair, `made` of its row; nothing asks where there is no prompt."""
+    found = list[Question]()
+    for place, (row, pair) in enumerate(zip(rows, made, strict=True)):
+        assert isinstance(row, PreferenceRow)
+        tokens, weights = pair.rendered.preferred
+        prompt = [token for token, _ in takewhile(lambda each: not each[1], zip(tokens, weights, strict=True))]
+        asked = last_asked(row.messages) if row.prompt is None else row.prompt
+        if prompt:
+            found.append(Question(prompt, Words(place, asked, *(_answer_of(side, tokenizer) for side in pair.rendered))))
+    return found
+
+
+def prompt_words(made: Sequence[Problem]) -> dict[str, Words]:
+    """Of all problems of a split, by their ids."""
+    return {problem.id: Words(place, last_asked(problem.data.messages)) for place, problem in enumerate(made)}
+
+
+def last_asked(messages: Sequence[Mapping[str, Any]]) -> str:
+    """What the last message says."""
+    return str(messages[-1].get("content") or "") if messages else ""
 
 
 def pairs(rows: Sequence[AnyRow], tokenizer: ChatTokenizer, room: int, split: str) -> list[Preference]:
@@ -80,15 +113,19 @@ def _supervised(row: AnyRow) -> ChatRow | CompletionRow:
     raise InvalidInput(f"is a row of `{row.kind}`: supervised fine-tuning takes conversations and completions")
 
 
-def _question(row: ChatRow | CompletionRow, tokenizer: ChatTokenizer) -> Question:
+def _question(place: int, row: ChatRow | CompletionRow, tokenizer: ChatTokenizer) -> Question:
     if isinstance(row, CompletionRow):
-        return Question(tokenizer.encode(row.prompt), row.completion)
+        return Question(tokenizer.encode(row.prompt), Words(place, row.prompt, row.completion))
     *asked, said = map(plain_message, row.messages)
     tools = plain_tools(row.tools)
     # Of the whole conversation: calls of tools, and reasoning, are in no text but the template's.
     (rendered,) = tokenizer.render_examples([*({**message, "weight": 0} for message in asked), {**said, "weight": 1}], tools)
-    answer = [token for token, weight in zip(*rendered, strict=True) if weight and token not in tokenizer.end_tokens]
-    return Question(tokenizer.render_prompt(asked, tools=tools), tokenizer.decode(answer))
+    words = Words(place, last_asked(asked), _answer_of(rendered, tokenizer))
+    return Question(tokenizer.render_prompt(asked, tools=tools), words)
+
+
+def _answer_of(rendered: Rendered, tokenizer: ChatTokenizer) -> str:
+    return tokenizer.decode([token for token, weight in zip(*rendered, strict=True) if weight and token not in tokenizer.end_tokens])
 
 
 def _all(rows: Sequence[Any], of: Callable[[Any], Made], tokens: Callable[[Made], Sequence[Sequence[int]]], room: int, split: str) -> list[Made]:

@@ -2,8 +2,9 @@
 
 from itertools import accumulate
 
-from bloomery.jobs.comparison import Both, compare_examples, look_at_examples
+from bloomery.jobs.comparison import Both, answers_of, compare_examples, look_at_examples
 from bloomery.jobs.rows import examples, questions, rows_of
+from bloomery.jobs.samples import answered, telling
 from bloomery.jobs.served import Served
 from bloomery.jobs.work import Work, adam_config, pace_of
 from bloomery.recipes.sft import SftConfig, Supervised, datum, fine_tune
@@ -22,8 +23,8 @@ def train(work: Work) -> JobResult:
     config = sft_config(spec)
     planned = Supervised(run, data, config).tokens
     told = [0, *accumulate(planned)]
-    answered = questions(held[: wanted.answers], work.tokenizer)
-    with Served(work, lambda sampler: look_at_examples(sampler, answered, work.tokenizer, wanted.max_tokens)) as served:
+    asked = questions(held[: wanted.answers], work.tokenizer)
+    with Served(work, lambda sampler: look_at_examples(sampler, asked, work.tokenizer, wanted.max_tokens)) as served:
         report = fine_tune(
             run,
             data,
@@ -35,8 +36,8 @@ def train(work: Work) -> JobResult:
         )
         published = work.publish(run, done=report.steps, planned=len(planned))
     both = Both(work.client.sampler(before), work.client.sampler(published.version))
-    compared = compare_examples(both, held_out, answered, work.tokenizer, wanted.max_tokens)
-    return published.result(compared, before)
+    answers = answers_of(both, asked, work.tokenizer, wanted.max_tokens)
+    return published.result(compare_examples(both, held_out, asked, answers), telling(answered(asked, answers)), before)
 
 
 def sft_config(spec: JobSpec) -> SftConfig:

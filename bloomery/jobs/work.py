@@ -12,7 +12,7 @@ from bloomery.recipes.sft import AdamConfig
 from bloomery.recipes.steps import Pace
 from bloomery.render import ChatTokenizer
 from bloomery.types.errors import BloomeryError, Gone
-from bloomery.types.jobs import Compared, Job, JobResult, JobSpec
+from bloomery.types.jobs import Compared, Job, JobResult, JobSample, JobSpec
 from bloomery.types.leases import LentAgent
 from bloomery.types.methods import EarlyStopping, Optimizer
 from bloomery.types.resources import Fidelity, RunOptions
@@ -125,10 +125,17 @@ class Published(NamedTuple):
     digest: str
     step: int
 
-    def result(self, compared: list[Compared], before: str) -> JobResult:
+    def result(self, compared: list[Compared], samples: list[JobSample], before: str) -> JobResult:
         """With what it was compared by, and with what."""
         return JobResult(
-            run=self.run, version=self.version, checkpoint=FINAL, step=self.step, digest=self.digest, compared=compared, base_version=before
+            run=self.run,
+            version=self.version,
+            checkpoint=FINAL,
+            step=self.step,
+            digest=self.digest,
+            compared=compared,
+            base_version=before,
+            samples=samples,
         )
 
 

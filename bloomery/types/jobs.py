@@ -116,8 +116,9 @@ class Evaluation(Resource):
     rows: Count = 256
     """At most so many rows, the first of the split."""
     answers: Annotated[int, Field(ge=0, le=4096)] = 64
-    """Of supervised fine-tuning: to so many of them the likeliest answers of both models are compared with the row's own at the end; 0: none. Of
-    reinforcement every held-out prompt is answered four times, at temperature 1."""
+    """So many of them are answered by both models at the end, by the likeliest tokens; 0: none. Supervised fine-tuning compares all of these with the
+    rows' own; of preferences and distillation 16 rows at most are answered, to be shown. Of reinforcement every held-out prompt is answered four
+    times at temperature 1, whatever this is."""
     max_tokens: Count = 128
     """Of such an answer to a row; answers to prompts have `max_tokens` of the method."""
 
@@ -204,6 +205,36 @@ class Compared(Resource):
     higher_is_better: bool
 
 
+MAX_SAMPLES: Final = 8
+MAX_SAMPLE_CHARS: Final = 1000
+"""A text of a sample is cut behind so many."""
+SampleText = Annotated[str, Field(max_length=MAX_SAMPLE_CHARS)]
+SampleField = Literal["asked", "reference", "rejected", "before", "after"]
+
+
+class JobSample(Resource):
+    """A held-out row, and what the weights that the job began with and those that came of it say to it. Texts are cut behind 1,000 characters.
+
+    Answers are the likeliest, token by token; of reinforcement they are the first of those that its reward was measured by.
+    """
+
+    row: Annotated[int, Field(ge=0)]
+    """Its place in the split, from 0."""
+    asked: SampleText
+    """What the row asks last."""
+    reference: SampleText | None = None
+    """The row's own answer as the model's template writes it, of two the preferred one; None: a prompt has none."""
+    rejected: SampleText | None = None
+    """Of a preference the other one."""
+    before: SampleText
+    after: SampleText
+    before_reward: float | None = None
+    """Of this answer, by the grader that was trained on; None where there is none."""
+    after_reward: float | None = None
+    cut: list[SampleField] = Field(default_factory=list)
+    """Texts that go on behind what is kept of them."""
+
+
 class JobResult(Resource):
     """What a job came to."""
 
@@ -218,6 +249,8 @@ class JobResult(Resource):
     compared: list[Compared]
     base_version: str
     """Of what it was compared with."""
+    samples: Annotated[list[JobSample], Field(max_length=MAX_SAMPLES)] | None = None
+    """Held-out rows that tell the most, the first of them first; None: in lists, and where an earlier release kept none."""
     fidelity: Fidelity | None = None
     """The card of the version; None where it could not be measured when the job ended."""
 

@@ -23,7 +23,7 @@ from bloomery.store import rows
 from bloomery.store.database import Database
 from bloomery.types.errors import Conflict, Forbidden, InvalidInput, NotFound, Unauthorized
 from bloomery.types.ids import now_us
-from bloomery.types.jobs import JOB_NEXT, Data, Evaluation, JobPoint, JobProgress, JobResult, JobSpec, JobState
+from bloomery.types.jobs import JOB_NEXT, Data, Evaluation, JobPoint, JobProgress, JobResult, JobSample, JobSpec, JobState
 from bloomery.types.leases import MAX_REASON, FinishJob, Lease, NewJobEvent, ReportJob
 from bloomery.types.methods import DirectPreference, Distillation, Optimizer, Reinforcement, Schedule, Supervised
 from tests.api.server import KEY, URL, Server
@@ -792,3 +792,29 @@ def test_a_data_set_that_goes_while_a_job_is_checked_leaves_none_behind(server: 
 
     server.call(race())
     assert client.jobs.list() == []
+
+
+def test_texts_of_rows_are_told_of_a_job_and_in_no_list(server: Server, client: Client) -> None:
+    job = make(client, "sampled")
+    lease = client.runner("r").claim(0)
+    assert lease is not None
+    sample = JobSample(row=0, asked="a", reference="b", before="c", after="b", cut=["asked"])
+    result = JobResult(run="run-1", version="v", checkpoint="final", step=1, digest="d", compared=[], base_version="tiny", samples=[sample])
+    of(server, lease.token).working(job).finish(FinishJob(state="succeeded", result=result))
+    assert client.jobs.get(job).result == result
+    without = result.model_copy(update={"samples": None})
+    assert [each.result for each in client.jobs.list()] == [without]
+    runner = client.runner("r")
+    assert [each.job.result for each in runner.changed(0)] == [without]
+    assert runner.ended(job, lease.job.epoch, "ended with status 0").result == without
+
+
+def test_a_result_that_an_earlier_release_kept_is_read_without_samples(server: Server, client: Client) -> None:
+    job = make(client, "before")
+    lease = client.runner("r").claim(0)
+    assert lease is not None
+    result = JobResult(run="run-1", version="v", checkpoint="final", step=1, digest="d", compared=[], base_version="tiny", samples=[])
+    of(server, lease.token).working(job).finish(FinishJob(state="succeeded", result=result))
+    kept = result.model_dump_json(exclude={"samples"})
+    server.call(server.services.leases._database.write(lambda connection: connection.execute(update(rows.job).values(result=kept)).rowcount))
+    assert client.jobs.get(job).result == result.model_copy(update={"samples": None})

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from bloomery.cli.job import _cell, _columns
+from bloomery.cli.job import _cell, _columns, _samples
+from bloomery.cli.show import console
 from bloomery.cli.specs import checked, put_options, read
 from bloomery.client import Client
 from bloomery.types.errors import InvalidInput
-from bloomery.types.jobs import JobPoint, JobSpec
+from bloomery.types.jobs import JobPoint, JobSample, JobSpec
 from tests.jobs.test_methods_live import GRADER, answer, asked, chat, lines, pairs, prompt
 from tests.live import BLOOMERY, LiveServer, wait_until
 
@@ -44,9 +45,13 @@ def test_a_job_is_followed_to_its_end_compared_cloned_and_deployed(server: LiveS
     assert "typed  succeeded" in said
     assert "exact" in said
     assert "`bloomery deployment create NAME typed` serves it" in said
+    assert "held-out answers:" in said
     shown = as_json(server, "job", "show", "typed")
     assert (shown["progress"]["step"], shown["spec"]["method"]["batches"]["rows"]) == (2, 8)
     assert f"digest of the weights {shown['result']['digest']}" in said
+    (sample,) = shown["result"]["samples"]
+    assert (sample["asked"], sample["reference"]) == (asked(pairs(1, 9)[0])[-1]["content"], answer(pairs(1, 9)[0])["content"])
+    assert [sample[name] in said for name in ("asked", "reference")] == [True, True]
     assert "typed" in bloomery(server, "job", "list")
     published = [line.split()[:3] for line in bloomery(server, "model", "versions").splitlines()]
     assert [shown["result"]["version"], "typed", "final"] in published
@@ -81,6 +86,19 @@ def test_points_of_reinforcement_say_what_the_version_of_each_step_took_to_trave
     assert names == ["reward/raw", "sync/bytes", "sync/whole_bytes"]
     assert [_cell(name, values[name]) for name in names] == ["0.5", "71,234 bytes", "17.0 MB"]
     assert _cell("sync/bytes", None) == "-", "nothing was trained"
+
+
+def test_a_few_answers_are_shown_in_their_beginnings_with_nothing_that_a_terminal_obeys(capsys: pytest.CaptureFixture[str]) -> None:
+    hostile = "\x1b[2Jgone\rback\x9b31m [bold]plain[/bold]"
+    first = JobSample(row=7, asked="what?", reference="that", rejected="this", before=hostile, after="y" * 301, before_reward=0.25, after_reward=1.0)
+    others = [JobSample(row=row, asked="more?", before="", after="said") for row in range(3)]
+    console().print(_samples("judged", [first, *others]))
+    said = capsys.readouterr().out
+    assert [line.split() for line in said.splitlines()[:3]] == [["held-out", "answers:"], ["row", "7", "asked", "what?"], ["reference", "that"]]
+    assert "\\x1b[2Jgone\\x0dback\\x9b31m [bold]plain[/bold]" in said
+    assert not set(said) & {"\x1b", "\r", "\x9b"}
+    assert ["before, reward 0.25" in said, "after, reward 1" in said, f"{'y' * 297}..." in said, "y" * 298 in said] == [True, True, True, False]
+    assert (said.count("more?"), said.splitlines()[-1].strip()) == (2, "1 more: `bloomery job show judged --json`")
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from openai import OpenAI
 
 from bloomery.cli.eject import script
 from bloomery.client import Client
-from bloomery.types.jobs import Data, Evaluation, Job, JobSpec, JobState
+from bloomery.types.jobs import Data, Evaluation, Job, JobSample, JobSpec, JobState
 from bloomery.types.methods import Reinforcement
 from tests.jobs.test_jobs_live import WORKER, kill, wait_until_seen
 from tests.jobs.test_kills_live import measured
@@ -146,6 +146,9 @@ def test_a_job_of_an_agent_is_struck_and_ejected_and_ends_with_the_same_weights(
     assert reference.result is not None
     assert [each.name for each in reference.result.compared] == ["reward"]
     assert reference.result.compared[0].rows == 2
+    assert reference.result.samples
+    assert {each.asked for each in reference.result.samples} == {f"How much {thing}" for thing in [*STOCK][:2]}
+    assert all(each.before_reward is not None and each.after_reward is not None for each in reference.result.samples)
     points = [point.values for point in client.jobs.points("undisturbed")]
     assert len(points) == 3
     assert all((point["agents/answers"] or 0) == 2 and (point["failures/lost"] or 0) == 0 for point in points)
@@ -165,7 +168,7 @@ def test_a_job_of_an_agent_is_struck_and_ejected_and_ends_with_the_same_weights(
     struck = done(client, disturbed)
     assert struck.result is not None
     assert struck.epoch >= 2
-    assert (struck.result.digest, struck.result.compared) == (reference.result.digest, reference.result.compared)
+    assert came_of(struck) == came_of(reference)
 
     around = {**os.environ, "BLOOMERY_URL": running.server.url, "BLOOMERY_API_KEY": running.server.key}
     around |= {"AGENT_URL": running.elsewhere.url, "AGENT_PORT": str(running.port)}
@@ -204,9 +207,10 @@ def stopped(client: Client, agent: Elsewhere, job: str, how: str) -> None:
     assert client.jobs.get(job).state is {"pause": JobState.PAUSED, "cancel": JobState.CANCELLED}[how]
 
 
-def came_of(job: Job) -> tuple[str, int, list[Any]]:
+def came_of(job: Job) -> tuple[str, int, list[Any], list[JobSample]]:
     assert job.result is not None
-    return job.result.digest, job.result.step, job.result.compared
+    assert job.result.samples
+    return job.result.digest, job.result.step, job.result.compared, job.result.samples
 
 
 @pytest.mark.slow

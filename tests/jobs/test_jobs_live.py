@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from random import Random
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from bloomery.client import Client
 from bloomery.models import tiny
 from bloomery.recipes.pairs import SYSTEM, WORDS
 from bloomery.types.errors import BloomeryError, Conflict, InvalidInput, NotFound, Unavailable
-from bloomery.types.jobs import Begin, Data, Evaluation, Job, JobSpec, JobState, Watch
+from bloomery.types.jobs import Begin, Data, Evaluation, Job, JobSample, JobSpec, JobState, Watch
 from bloomery.types.methods import Batches, EarlyStopping, Optimizer, Schedule, Supervised
 from tests.live import LiveServer, alive, running_server, wait_until
 
@@ -57,6 +58,23 @@ def client(live_server: LiveServer) -> Iterator[Client]:
         yield client
 
 
+def answered_as_they_are_served(client: Client, job: Job, asked: list[Any], max_tokens: int) -> list[JobSample]:
+    """The samples of a job, which say what its weights, and those before them, answer to these questions of its held-out rows."""
+    assert job.result is not None
+    assert job.result.samples
+    for sample in job.result.samples:
+        for version, said in ((job.result.base_version, sample.before), (job.result.version, sample.after)):
+            served = client.chat(version, asked[sample.row], max_tokens=max_tokens, temperature=0)
+            assert served["choices"][0]["message"]["content"] == said
+        assert sample.asked == asked[sample.row][-1]["content"]
+    assert job.result.samples == sorted(job.result.samples, key=lambda each: (each.before == each.after, each.row))
+    return job.result.samples
+
+
+def both_of(samples: list[JobSample]) -> tuple[list[str], list[str]]:
+    return [each.before for each in samples], [each.after for each in samples]
+
+
 @pytest.mark.slow
 def test_a_job_trains_publishes_and_is_compared_with_its_base(client: Client) -> None:
     job = client.jobs.wait(client.jobs.create(spec("first", "pairs")).id, 240)
@@ -64,6 +82,15 @@ def test_a_job_trains_publishes_and_is_compared_with_its_base(client: Client) ->
     assert job.result is not None
     loss, exact = job.result.compared
     assert (loss.name, loss.rows, exact.name, exact.rows) == ("loss", 12, "exact", 4)
+    samples = answered_as_they_are_served(client, job, [json.loads(line)["messages"][:-1] for line in rows(12, seed=2).splitlines()], 48)
+    assert len(samples) == 4
+    assert [each.reference for each in samples] == [
+        json.loads(rows(12, seed=2).splitlines()[each.row])["messages"][-1]["content"] for each in samples
+    ]
+    assert [fmean(said == each.reference for said, each in zip(answers, samples, strict=True)) for answers in both_of(samples)] == [
+        exact.before,
+        exact.after,
+    ]
     assert loss.difference_interval[1] < 0
     assert loss.after == pytest.approx(loss.before + loss.difference)
     assert job.result.fidelity is not None
@@ -259,6 +286,6 @@ def test_a_job_whose_base_model_is_not_served_any_more_stands_still_until_it_is(
         assert client.jobs.wait("orphan", 240).state is JobState.SUCCEEDED
 
 
-def _trained(job: Job) -> tuple[str, int, list[Any]]:
+def _trained(job: Job) -> tuple[str, int, list[Any], list[JobSample] | None]:
     assert job.result is not None, job.reason
-    return job.result.digest, job.result.step, job.result.compared
+    return job.result.digest, job.result.step, job.result.compared, job.result.samples

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bloomery.client import Client
-from bloomery.types.jobs import Data, Evaluation, Job, JobSpec, JobState
+from bloomery.types.jobs import Data, Evaluation, Job, JobSample, JobSpec, JobState
 from bloomery.types.methods import Batches, DirectPreference, Distillation, EarlyStopping, OddsRatioPreference, Optimizer, Reinforcement, Supervised
 from tests.jobs.test_jobs_live import ENGINE, WORKER, kill, wait_until_seen
 from tests.jobs.test_methods_live import BASE, GRADER, chat, lines, pairs, preference, prompt
@@ -127,7 +127,8 @@ def measured(client: Client, name: str) -> list[tuple[int, dict[str, Any]]]:
     ]
 
 
-def _came_of(job: Job) -> tuple[str, int, list[Any]]:
+def _came_of(job: Job) -> tuple[str, int, list[Any], list[JobSample]]:
     assert job.state is JobState.SUCCEEDED, job.reason
     assert job.result is not None
-    return job.result.digest, job.result.step, job.result.compared
+    assert job.result.samples
+    return job.result.digest, job.result.step, job.result.compared, job.result.samples

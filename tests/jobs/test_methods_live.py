@@ -10,9 +10,11 @@ import pytest
 from bloomery.client import Client
 from bloomery.recipes.pairs import SYSTEM, WORDS
 from bloomery.types.errors import InvalidInput, NotFound
+from bloomery.types.graders import OutputRow
 from bloomery.types.jobs import Begin, Data, Evaluation, Job, JobSpec, JobState, Watch
 from bloomery.types.methods import Batches, DirectPreference, Distillation, EarlyStopping, OddsRatioPreference, Optimizer, Reinforcement, Supervised
 from bloomery.types.rollouts import RolloutGroup
+from tests.jobs.test_jobs_live import answered_as_they_are_served
 from tests.live import LiveServer
 
 BASE = "bloomery-tiny"
@@ -61,14 +63,15 @@ def prompt(given: dict[str, str]) -> dict[str, Any]:
     return {"messages": asked(given), "pairs": given}
 
 
+HELD_OUT = pairs(8, 2)
+
+
 @pytest.fixture(scope="module")
 def client(live_server: LiveServer) -> Iterator[Client]:
     with Client(live_server.url, live_server.key) as client:
         for name, of in (("chats", chat), ("preferences", preference), ("prompts", prompt)):
             client.datasets.create(name)
-            client.datasets.add_version(
-                name, {"train": lines([of(each) for each in pairs(64, 1)]), "eval": lines([of(each) for each in pairs(8, 2)])}
-            )
+            client.datasets.add_version(name, {"train": lines([of(each) for each in pairs(64, 1)]), "eval": lines([of(each) for each in HELD_OUT])})
         client.graders.create("pairs-right", {"type": "function", "source": GRADER, "entry": "score"})
         yield client
 
@@ -78,6 +81,21 @@ def warm(client: Client) -> Job:
     """What the others begin with: it has seen the task."""
     method = Supervised(optimizer=Optimizer(learning_rate=4e-3), batches=Batches(epochs=1, rows=8))
     return done(client, JobSpec(name="warm", base_model=BASE, data=Data(dataset="chats"), method=method, seed=1))
+
+
+def rewarded_as_its_grader_does(client: Client, job: Job) -> None:
+    """The samples of a job of reinforcement have the rewards of their answers, and come of the draws that were measured."""
+    assert job.result is not None
+    assert job.result.samples
+    (reward,) = job.result.compared
+    for sample in job.result.samples:
+        row = HELD_OUT[sample.row]
+        assert (sample.asked, sample.reference) == (asked(row)[-1]["content"], None)
+        said = [OutputRow(item={"pairs": row}, output=output, messages=asked(row)) for output in (sample.before, sample.after)]
+        assert [each.score for each in client.graders.run("pairs-right", said).results] == [sample.before_reward, sample.after_reward]
+    changed = [each.before_reward != each.after_reward for each in job.result.samples]
+    assert changed == sorted(changed, reverse=True)
+    assert len(job.result.samples) == reward.rows
 
 
 def kept_and_served(client: Client, job: Job) -> int:
@@ -146,6 +164,10 @@ def test_preferences_make_the_preferred_answer_likelier(client: Client, warm: Jo
     measures = {each.name: each for each in job.result.compared}
     assert measures["margin"].difference_interval[0] > 0
     assert measures["prefers"].rows == 8
+    samples = answered_as_they_are_served(client, job, [asked(each) for each in HELD_OUT], 128)
+    said = [(each.row, each.reference, each.rejected) for each in sorted(samples, key=lambda each: each.row)]
+    both = [(preference(each)["preferred_output"][0]["content"], preference(each)["non_preferred_output"][0]["content"]) for each in HELD_OUT]
+    assert said == [(row, *sides) for row, sides in enumerate(both)]
     points = client.jobs.points(job.id)
     assert [point.step for point in points] == list(range(1, 9))
     assert all({"loss", "margin", "accuracy", "gradient_norm"} <= point.values.keys() for point in points)
@@ -187,6 +209,7 @@ def test_reinforcement_raises_the_reward_of_the_grader(client: Client, warm: Job
     (reward,) = job.result.compared
     assert (reward.name, reward.rows) == ("reward", 8)
     assert reward.after > reward.before
+    rewarded_as_its_grader_does(client, job)
     points = client.jobs.points(job.id)
     assert [point.step for point in points] == list(range(1, 13))
     assert all({"reward/raw", "reward/part/json", "tokens/sampled"} <= point.values.keys() for point in points)
@@ -280,6 +303,9 @@ def test_a_student_comes_nearer_to_the_teacher_that_a_deployment_served_when_the
     assert distance.difference_interval is not None
     assert distance.difference_interval[1] < 0
     assert distance.after < 0.7 * distance.before
+    samples = answered_as_they_are_served(client, ended, [asked(each) for each in HELD_OUT], 24)
+    assert sorted(each.row for each in samples) == list(range(8))
+    assert {(each.reference, each.before_reward, each.after_reward) for each in samples} == {(None, None, None)}
     points = client.jobs.points(job.id)
     assert [point.step for point in points if "evaluation/kl/teacher" in point.values] == [6, 12]
     assert [point.values["served/kl/teacher"] for point in points if "served/kl/teacher" in point.values] == [

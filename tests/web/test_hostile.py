@@ -1,11 +1,15 @@
 """What people, programs and models wrote or are called: none of it runs, none of it breaks the page, and what is no name is refused in words."""
 
 import json
+from random import Random
 from typing import TYPE_CHECKING, Final
 
 import pytest
 
 from bloomery.client import Client
+from bloomery.recipes.pairs import WORDS
+from bloomery.types.jobs import Data, JobSpec
+from bloomery.types.methods import Batches, Optimizer, Supervised
 from tests.live import LiveServer
 from tests.web.conftest import SIZE, WAIT_MS, log_in
 from tests.web.test_data_pages import dropped
@@ -55,6 +59,31 @@ def test_hostile_rows_prompts_answers_and_feedback_are_shown_as_they_are(page: "
         page.get_by_role("region", name="left").get_by_text(text, exact=True).wait_for()
         page.get_by_role("button", name="Save as example").wait_for()
         _is_harmless(page)
+
+
+def test_an_answer_that_a_job_learnt_and_keeps_is_shown_as_it_is(page: "Page", client: Client) -> None:
+    asked = f"{LINK} {TURNED}"
+    random = Random(1)
+    # Unlike each other, and unlike what is held out: training rows that are nearly the same as that are left out.
+    questions = [*(" ".join(random.sample(WORDS, 4)) for _ in range(33)), asked]
+    *train, like_those, unlike_any = [
+        json.dumps({"messages": [{"role": "user", "content": each}, {"role": "assistant", "content": HOSTILE}]}) for each in questions
+    ]
+    client.datasets.create("hostile-answers")
+    client.datasets.add_version("hostile-answers", {"train": "\n".join(train), "eval": f"{like_those}\n{unlike_any}"})
+    method = Supervised(optimizer=Optimizer(learning_rate=4e-3), batches=Batches(epochs=12, rows=8))
+    spec = JobSpec(name="says-it", base_model=BASE, data=Data(dataset="hostile-answers"), method=method, seed=1)
+    job = client.jobs.wait(client.jobs.create(spec).id, 300)
+    assert job.result is not None, job.reason
+    assert job.result.samples
+    said = [text for each in job.result.samples for text in (each.reference, each.before, each.after)]
+    assert HOSTILE in {each.after for each in job.result.samples}
+    page.goto(f"/runs/{job.id}")
+    table = page.get_by_role("table", name="Answers before and after")
+    table.get_by_text(HOSTILE, exact=True).last.wait_for()
+    assert table.get_by_text(HOSTILE, exact=True).count() == said.count(HOSTILE) >= 3
+    assert table.get_by_text(asked, exact=True).count() == 1
+    _is_harmless(page)
 
 
 def test_what_is_no_name_is_refused_where_it_was_written(browser: "Browser", server: LiveServer, client: Client) -> None:

@@ -6,7 +6,7 @@ from typing import Final
 from sqlalchemy import Connection, func, select
 
 from bloomery.services.access.principal import Principal
-from bloomery.services.jobs.job_rows import job_of
+from bloomery.services.jobs.job_rows import listed
 from bloomery.store import rows
 from bloomery.store.database import Database
 from bloomery.types.errors import NotFound, shown
@@ -32,7 +32,7 @@ class Followed:
         query = select(rows.job).where(table.updated_us >= since_us).order_by(table.updated_us, table.id).limit(AT_ONCE)
 
         def look(connection: Connection) -> FollowedJobs:
-            return FollowedJobs(data=[FollowedJob(project=row.project, job=job_of(row)) for row in connection.execute(query)])
+            return FollowedJobs(data=[FollowedJob(project=row.project, job=listed(row)) for row in connection.execute(query)])
 
         return await self._database.read(look)
 

@@ -42,6 +42,12 @@ def job_of(row: Row[Any]) -> Job:
     )
 
 
+def listed(row: Row[Any]) -> Job:
+    """The same without texts of rows: as lists have it, and whoever runs or follows jobs of all projects."""
+    job = job_of(row)
+    return job if job.result is None else job.model_copy(update={"result": job.result.model_copy(update={"samples": None})})
+
+
 def _spec_of(row: Row[Any]) -> JobSpec:
     """What jobs of earlier releases have in it that counts for nothing is left out: a new job that is made from it would be refused for that."""
     spec = JobSpec.model_validate_json(row.spec)

@@ -20,7 +20,7 @@ from bloomery.services.grading.graders import Graders
 from bloomery.services.jobs.agents import RemoteAgents
 from bloomery.services.jobs.attacks import Attacks
 from bloomery.services.jobs.gates import check_gate, obstacle
-from bloomery.services.jobs.job_rows import add_job, event_of, go_on, job_of, note, one_job, points_of, switch
+from bloomery.services.jobs.job_rows import add_job, event_of, go_on, job_of, listed, note, one_job, points_of, switch
 from bloomery.services.kinds import NAMED
 from bloomery.services.listeners import Listeners
 from bloomery.services.training.checkpoints import Checkpoints
@@ -156,7 +156,7 @@ class Jobs:
             return list(connection.execute(query.limit(limit + 1).offset(offset)))
 
         found = await self._database.read(look)
-        return Page(data=[job_of(row) for row in found[:limit]], offset=offset, has_more=len(found) > limit)
+        return Page(data=[listed(row) for row in found[:limit]], offset=offset, has_more=len(found) > limit)
 
     async def points(self, p: Principal, job: str, *, after: int = -1) -> JobPoints:
         """What was measured behind step `after`, in order."""

@@ -14,7 +14,7 @@ from sqlalchemy import ColumnElement, Connection, Row, func, select, update
 
 from bloomery.services.access.auth import Auth, fingerprint
 from bloomery.services.access.principal import Principal
-from bloomery.services.jobs.job_rows import change_us, job_of, note, one_job, put_points, switch
+from bloomery.services.jobs.job_rows import change_us, job_of, listed, note, one_job, put_points, switch
 from bloomery.services.jobs.jobs import Jobs
 from bloomery.store import rows
 from bloomery.store.database import Database
@@ -103,7 +103,7 @@ class Leases:
         row = await self._database.read(lambda connection: connection.execute(select(rows.job).where(rows.job.c.id == job)).one_or_none())
         if row is None:
             raise NotFound(f"no job `{job}`", field="job")
-        return job_of(row)
+        return listed(row)
 
     async def expire(self) -> list[str]:
         """What processes have that are silent for too long waits again."""
