@@ -42,6 +42,17 @@ def test_a_run_shows_its_curves_what_came_of_it_and_what_happened(page: "Page", 
     page.get_by_role("region", name="What happened").get_by_role("listitem").first.wait_for()
 
 
+def test_curves_of_a_run_and_of_the_job_that_trained_it_lead_to_each_other_over_its_rollouts(page: "Page", world: World) -> None:
+    page.goto(f"/runs/{world.rewarded.run}")
+    page.get_by_role("link", name="rewarded", exact=True).click()
+    page.wait_for_url(f"**/runs/{world.rewarded.id}")
+    page.get_by_role("link", name="step by step").click()
+    page.wait_for_url(f"**/rollouts/{world.rewarded.run}")
+    page.get_by_role("link", name="Curves").click()
+    page.get_by_role("region", name="Reward", exact=True).locator("canvas").wait_for()
+    page.wait_for_url(f"**/runs/{world.rewarded.id}")
+
+
 def test_runs_are_compared_on_one_axis_smoothed_and_over_time(page: "Page", world: World) -> None:
     page.goto("/runs")
     for name in ("taught", "rewarded"):

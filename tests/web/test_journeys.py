@@ -19,7 +19,7 @@ TRAINED_MS = 240_000
 
 def test_supervised_from_upload_to_deployment(page: "Page", client: Client) -> None:
     upload(page, "journey-chats", lines([chat(each) for each in pairs(64, 41)]))
-    page.goto("/jobs")
+    turn_to(page, "Jobs")
     page.get_by_label("Name", exact=True).fill("journey-taught")
     page.get_by_label("Base model").select_option(BASE)
     page.get_by_label("Data set").select_option("journey-chats")
@@ -32,12 +32,13 @@ def test_supervised_from_upload_to_deployment(page: "Page", client: Client) -> N
 
 def test_reinforced_from_upload_over_rollouts_to_deployment(page: "Page", client: Client) -> None:
     upload(page, "journey-prompts", lines([prompt(each) for each in pairs(32, 42)]))
-    page.goto("/graders/new")
+    turn_to(page, "Graders")
+    page.get_by_role("link", name="New grader").click()
     page.get_by_label("Name").fill("journey-grader")
     page.get_by_label("Source").fill(GRADER)
     page.get_by_role("button", name="Keep", exact=True).click()
     page.get_by_role("heading", name="journey-grader").wait_for()
-    page.goto("/jobs")
+    turn_to(page, "Jobs")
     page.get_by_role("radio", name=re.compile("Reinforcement")).check(force=True)
     page.get_by_label("Name", exact=True).fill("journey-rewarded")
     page.get_by_label("Base model").select_option(BASE)
@@ -62,14 +63,16 @@ def test_reinforced_from_upload_over_rollouts_to_deployment(page: "Page", client
     page.get_by_text("version 1 of journey-kept").wait_for()
     page.get_by_role("button", name="Done").click()
     page.get_by_role("link", name="Curves").click()
-    page.go_back()
-    (job,) = [job for job in client.jobs.list() if job.spec.name == "journey-rewarded"]
-    page.goto(f"/runs/{job.id}")
+    page.get_by_role("region", name="Reward", exact=True).locator("canvas").wait_for()
     deploy(page, client, "journey-rewarded")
 
 
+def turn_to(page: "Page", name: str) -> None:
+    page.get_by_role("navigation", name="Pages").get_by_role("link", name=name, exact=True).click()
+
+
 def upload(page: "Page", name: str, text: str) -> None:
-    page.goto("/datasets")
+    turn_to(page, "Data sets")
     page.get_by_role("heading", name="Data sets").wait_for()
     dialog = dropped(page, "rows.jsonl", text)
     dialog.get_by_label("Data set").fill(name)

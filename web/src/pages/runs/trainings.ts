@@ -1,5 +1,6 @@
 // A training is a job, or a run that a program drives: one list of both.
 import { getAll } from "../../lib/api";
+import { isJob } from "../../lib/curves.svelte";
 import type { Row } from "../../answers";
 
 export type Job = Row<"/api/v1/jobs">;
@@ -58,6 +59,12 @@ export function ofRun(run: Run): Training {
     created_us: run.created_us,
     job: null,
   };
+}
+
+/** The job whose run it is: its process wrote that there. A program may have written anything. */
+export function jobOf(run: { metadata: Record<string, string> } | null | undefined): string | undefined {
+  const job = run?.metadata.job;
+  return job && isJob(job) ? job : undefined;
 }
 
 /** Whether a job has ended, where one is known. */
