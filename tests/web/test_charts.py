@@ -18,14 +18,19 @@ def test_a_run_shows_its_curves_what_came_of_it_and_what_happened(page: "Page", 
     page.goto(f"/runs/{world.rewarded.id}")
     for title, measures in {
         "Loss": ["loss"],
-        "Reward": ["reward/raw", "reward/filtered"],
+        "Reward": ["reward/raw", "reward/raw_low", "reward/raw_high", "reward/filtered"],
         "Reward by component": ["reward/part/json"],
         "Distance to the beginning": ["kl/reference"],
         "Trainer and sampler": ["ratio/k3", "ratio/largest_difference"],
+        "Importance ratio": ["ratio/mean"],
+        "Agreement": ["agreement/held_share", "agreement/drawn_deviation"],
+        "Tokens held to agreement": ["agreement/scored_tokens", "agreement/trainer_tokens"],
         "Entropy": ["rollouts/entropy_estimate"],
         "Length": ["rollouts/length"],
         "Shares of rollouts": ["groups/zero_variance_share", "ratio/clipped_share", "rollouts/cut_off_share"],
         "Staleness": ["lag/mean", "lag/max"],
+        "Tokens by staleness": ["lag/tokens/0"],
+        "Grading": ["grading/seconds_mean", "grading/seconds_max"],
         "Throughput": ["tokens/trained_per_s", "tokens/sampled_per_s"],
         "Idle": ["idle/trainer_share", "idle/rollouts_share"],
         "Versions that travelled": ["sync/bytes", "sync/whole_bytes"],
@@ -60,17 +65,17 @@ def test_runs_are_compared_on_one_axis_smoothed_and_over_time(page: "Page", worl
     page.get_by_role("link", name="Compare 2").click()
     loss = page.get_by_role("region", name="Loss", exact=True)
     loss.locator("canvas").wait_for()
-    assert {"taught: loss", "rewarded: loss"} <= set(re.findall(r"(\w+: loss)", loss.inner_text()))
+    assert {"taught: loss", "rewarded: loss"} <= set(loss.get_by_role("button").all_inner_texts())
     page.get_by_role("slider").fill("0.9")
-    page.get_by_label("logarithmic").check()
-    page.get_by_label("over time").check()
+    page.get_by_role("checkbox", name="logarithmic").check()
+    page.get_by_role("combobox", name=re.compile("^Over")).select_option("time")
     address = page.url
     assert "smooth=0.9" in address
     assert "y=log" in address
     assert "x=time" in address
     page.reload()
     loss.locator("canvas").wait_for()
-    assert page.get_by_label("logarithmic").is_checked()
+    assert page.get_by_role("checkbox", name="logarithmic").is_checked()
 
 
 def test_a_curve_is_drawn_on_where_it_is_and_stays_as_far_in_as_one_looked(page: "Page", world: World) -> None:
@@ -103,7 +108,7 @@ def test_a_chart_is_zoomed_and_moved_along_by_keyboard_and_says_what_it_shows(pa
     described = chart.get_attribute("aria-describedby")
     assert (
         page.locator(f"[id='{described}']").inner_text()
-        == "plus and minus zoom, the arrow keys move along, 0 shows all; the buttons below hide lines"
+        == "plus and minus zoom, the arrow keys move along and with Shift go from value to value, 0 shows all; the buttons below hide lines"
     )
     chart.focus()
     whole = drawn(loss)
@@ -155,7 +160,7 @@ def test_a_line_is_hidden_and_shown_again_by_keyboard(page: "Page", world: World
         assert toggle.get_attribute("aria-pressed") == pressed
         assert (drawn(reward) == whole) == (pressed == "true")
     page.keyboard.press("Enter")
-    page.get_by_label("logarithmic").check()
+    page.get_by_role("checkbox", name="logarithmic").check()
     page.wait_for_url("**y=log**")
     page.evaluate("() => new Promise(requestAnimationFrame)")
     buttons = reward.locator(".u-legend button")
@@ -166,7 +171,7 @@ def test_keys_of_a_chart_are_called_by_their_names(page: "Page", world: World) -
     page.goto(f"/runs/{world.taught.id}")
     chart = page.get_by_role("region", name="Loss", exact=True).get_by_role("application")
     # A plus sign stands between keys that are held together, and is itself called so.
-    assert chart.get_attribute("aria-keyshortcuts") == "Plus - ArrowLeft ArrowRight 0 Home"
+    assert chart.get_attribute("aria-keyshortcuts") == "Plus - ArrowLeft ArrowRight Shift+ArrowLeft Shift+ArrowRight 0 Home"
 
 
 def test_bars_are_told_as_a_table_too(page: "Page", world: World, client: Client) -> None:

@@ -106,6 +106,21 @@ test("tokens a second are those between two reports, however many steps each tol
   assert.equal(withRate(measured), measured);
 });
 
+test("lines stand on those behind them that are shown, and what is not there is nothing", async () => {
+  const { piled } = await load("lib/points.ts");
+  const lines = [[1, 2], [10, undefined], [100, null]];
+  assert.deepEqual(piled(lines, () => true), [[111, 2], [110, 0], [100, 0]]);
+  assert.deepEqual(piled(lines, (place) => place !== 1), [[101, 2], [100, 0], [100, 0]]);
+  assert.deepEqual(piled([], () => true), []);
+});
+
+test("the ends of an interval are drawn with what they are of, and alone where that is not there", async () => {
+  const { GROUPS, ofGroup, others } = await load("pages/runs/measures.ts");
+  const parts = GROUPS.find(({ title }) => title === "Reward by component");
+  assert.deepEqual(ofGroup(parts, ["reward/part/a", "reward/part/a_low", "reward/part/a_high", "reward/part/b_low"]), ["reward/part/a", "reward/part/b_low"]);
+  assert.deepEqual(others(["x", "x_low", "x_high", "y_low", "y_high", "z", "z_low"]), ["x", "y_high", "y_low", "z", "z_low"]);
+});
+
 test("a form begins with every field of an object, and names with dots stay names", async () => {
   const { nested, Schemas } = await load("lib/schema.ts");
   const schemas = new Schemas({

@@ -79,3 +79,21 @@ export function perSecond({ x, time, y }: Curve): Curve {
   }
   return rate;
 }
+
+/** The earliest time at which anything was measured. */
+export function began(curves: Curves): number {
+  return Math.min(...[...curves.values()].map(({ time }) => time[0] ?? Infinity));
+}
+
+/** Lines on top of each other: each is the sum of itself and of those behind it that are `shown`; what was not measured is nothing. */
+export function piled(lines: readonly (readonly (number | null | undefined)[])[], shown: (place: number) => boolean): number[][] {
+  const sums = (lines[0] ?? []).map(() => 0);
+  return lines
+    .map((line, place) => ({ line, counts: shown(place) }))
+    .reverse()
+    .map(({ line, counts }) => {
+      if (counts) line.forEach((value, at) => (sums[at]! += value ?? 0));
+      return [...sums];
+    })
+    .reverse();
+}

@@ -5,6 +5,8 @@ import { perSecond, type Curves } from "../../lib/points";
 
 /** Of what tells the tokens of each step and nothing of its pace. */
 const RATE = "tokens a second";
+/** 10 behind 9. */
+const BY_NUMBER = new Intl.Collator("en", { numeric: true });
 
 export type Measures = {
   title: string;
@@ -13,22 +15,31 @@ export type Measures = {
   help: string;
   /** Whether they are bytes. */
   inBytes?: boolean;
+  /** Whether they are shares of one whole, which is drawn. */
+  stacked?: boolean;
   /** What all steps of a run come to, where that says more than a curve. */
   total?: (curves: Curves) => string;
 };
 
 export const GROUPS: readonly Measures[] = [
   { title: "Loss", names: ["loss", "evaluation/loss"], help: "of the rows trained on, and of held-out ones" },
-  { title: "Reward", names: ["reward/raw", "reward/filtered", "evaluation/reward", "served/reward", "reward/held_out"], help: "of all rollouts, of those that were trained on, of held-out prompts, and by the grader that nothing is trained on" },
-  { title: "Reward by component", names: ["reward/part/*"], help: "means of the parts that graders gave" },
-  { title: "Spread of rewards", names: ["reward/group_std", "reward/raw_low", "reward/raw_high"], help: "standard deviation within groups, and the 95 % interval of the mean" },
-  { title: "Preferences", names: ["margin", "accuracy", "served/margin", "served/prefers", "rewards/chosen", "rewards/rejected"], help: "how much likelier the preferred answer is, and how often" },
+  { title: "Reward", names: ["reward/raw", "reward/filtered", "evaluation/reward", "served/reward", "reward/held_out"], help: "of all rollouts, of those that were trained on, of held-out prompts, and by the grader that nothing is trained on; with the 95 % interval of the mean" },
+  { title: "Reward by component", names: ["reward/part/*", "reward/turns"], help: "means of the parts that graders gave, and of what agents were given at their turns" },
+  { title: "Spread of rewards", names: ["reward/group_std"], help: "standard deviation within groups" },
+  { title: "Preferences", names: ["margin", "accuracy", "evaluation/margin", "evaluation/accuracy", "served/margin", "served/prefers", "rewards/chosen", "rewards/rejected"], help: "how much likelier the preferred answer is, and how often" },
   { title: "Distance to the beginning", names: ["kl/reference", "kl/teacher", "evaluation/kl/teacher", "served/kl/teacher"], help: "in nats a token, to the weights that training began with or to the teacher" },
   { title: "Trainer and sampler", names: ["ratio/k3", "ratio/largest_difference"], help: "how far the trainer's numbers are from those sampled with: 0 where bits are promised" },
+  { title: "Importance ratio", names: ["ratio/mean"], help: "mean of what the trained weights say of a token by what the ratio begins from says" },
+  { title: "Rollouts and anchor", names: ["staleness/*"], help: "how far rollouts are from the weights that ratios begin from: mean ratio, k3, and share of tokens whose ratio was capped" },
+  { title: "Agreement", names: ["agreement/held_share", "agreement/drawn_deviation"], help: "share of groups that were scored once more, and how often the likeliest token came, in standard errors beyond what is expected" },
+  { title: "Tokens held to agreement", names: ["agreement/scored_tokens", "agreement/trainer_tokens"], help: "tokens that were scored once more, by what serves them and by the trainer" },
   { title: "Entropy", names: ["rollouts/entropy_estimate"], help: "mean of minus the log-probability of what was sampled" },
   { title: "Length", names: ["rollouts/length"], help: "tokens of an answer" },
   { title: "Shares of rollouts", names: ["groups/zero_variance_share", "ratio/clipped_share", "rollouts/cut_off_share", "lag/masked_share", "grading/invalid_share", "rollouts/of_several_versions_share"], help: "groups rewarded alike, clipped tokens, answers cut off, tokens too old to train on, calls of the grader without a score" },
   { title: "Staleness", names: ["lag/mean", "lag/max"], help: "versions between what sampled a token and what was trained" },
+  { title: "Tokens by staleness", names: ["lag/tokens/*"], help: "how many tokens of a step were sampled so many versions ago", stacked: true },
+  { title: "Grading", names: ["grading/seconds_mean", "grading/seconds_max"], help: "seconds that a call of the grader or the agent took" },
+  { title: "Agents", names: ["agents/*"], help: "answers and segments of a rollout, and share of rollouts in which an answer was told otherwise than it was sampled" },
   { title: "Throughput", names: ["tokens/trained_per_s", "tokens/sampled_per_s", RATE], help: "tokens a second" },
   { title: "Idle", names: ["idle/trainer_share", "idle/rollouts_share", "overlap/share"], help: "share of the wall time in which one waited for the other, and in which both worked" },
   { title: "Seconds of a step", names: ["seconds/step", "seconds/rollouts", "seconds/training", "seconds/publishing", "seconds/evaluation", "sync/seconds"], help: "wall time; publishing is the wait for the version behind its update" },
@@ -56,15 +67,27 @@ function travelled(curves: Curves): string {
   return whole === 0 ? "" : `${bytes(sum("sync/bytes"))} of ${bytes(whole)}, ${percent(sum("sync/bytes") / whole)}`;
 }
 
-/** Of the names that there are those of a group. */
+/** What the ends of the interval of a measure are called. */
+export function ends(name: string): readonly [low: string, high: string] {
+  return [`${name}_low`, `${name}_high`];
+}
+
+/** Of the names that there are those of a group. The ends of an interval are drawn with what they are of. */
 export function ofGroup(group: Measures, names: Iterable<string>): string[] {
   const there = [...names];
-  return group.names.flatMap((name) => (name.endsWith("*") ? there.filter((each) => each.startsWith(name.slice(0, -1))).sort() : there.includes(name) ? [name] : []));
+  const alone = withoutEnds(there);
+  return group.names.flatMap((name) => (name.endsWith("*") ? alone.filter((each) => each.startsWith(name.slice(0, -1))).sort(BY_NUMBER.compare) : there.includes(name) ? [name] : []));
 }
 
 /** What is in no group. */
 export function others(names: Iterable<string>): string[] {
   const there = [...names];
   const grouped = new Set(GROUPS.flatMap((group) => ofGroup(group, there)));
-  return there.filter((name) => !grouped.has(name)).sort();
+  return withoutEnds(there).filter((name) => !grouped.has(name)).sort();
+}
+
+function withoutEnds(names: readonly string[]): string[] {
+  const there = new Set(names);
+  const drawn = new Set(names.flatMap((name) => (ends(name).every((end) => there.has(end)) ? ends(name) : [])));
+  return names.filter((name) => !drawn.has(name));
 }
