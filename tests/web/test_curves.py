@@ -1,4 +1,4 @@
-"""Curves of numbers that are known: their axes, intervals, piles, colours and last values, and what comes meanwhile."""
+"""Curves of numbers that are known: their axes, intervals, piles, colours and last values, points that lead to rollouts, and what comes meanwhile."""
 
 import itertools
 import math
@@ -142,6 +142,53 @@ def test_names_below_a_chart_have_the_last_values_where_no_pointer_is(page: "Pag
     assert told(loss)[:2] == ["1", "3"]
     page.mouse.move(0, 0)
     assert told(loss) == ["last", "1", "2.5"]
+
+
+def test_a_point_leads_to_the_rollouts_of_its_step_or_of_the_nearest_that_is_kept(page: "Page", server: LiveServer, client: Client) -> None:
+    run = measured(server, client, "picked", {"reward/raw": [0.1, 0.9, 0.2, 0.8, 0.5]})
+    for step, reward in {1: 0.125, 4: 0.75}.items():
+        client.run(run).rollouts.add(step, sampled(reward))
+    page.goto(f"/runs/{run}")
+    reward = shown(page, "Reward")
+    assert [walk(page, reward, "Left") for _ in range(3)] == ["step 5: reward/raw 0.5", "step 4: reward/raw 0.8", "step 3: reward/raw 0.2"]
+    left, top = points(reward)[0]
+    page.mouse.click(left, top - 40)
+    assert page.url.endswith(f"/runs/{run}"), "that is beside it"
+    page.mouse.click(left, top)
+    page.wait_for_url(f"**/rollouts/{run}?step=4")
+    page.get_by_text("reward 0.75 (0.75 to 0.75)").wait_for()
+    rewards = page.get_by_role("region", name="rewards by step")
+    rewards.locator("canvas").wait_for()
+    page.mouse.move(0, 0)
+    walk(page, rewards, "Right")
+    left, top = points(rewards)[0]
+    page.mouse.click(left + 2, top)
+    page.wait_for_url(f"**/rollouts/{run}?step=1")
+    page.get_by_text("reward 0.125 (0.125 to 0.125)").wait_for()
+    page.get_by_role("link", name="Curves").click()
+    page.wait_for_url(f"**/runs/{run}")
+    page.get_by_role("link", name="step by step").click()
+    page.wait_for_url(f"**/rollouts/{run}")
+
+
+def test_enter_leads_to_the_rollouts_of_the_value_at_the_pointer_over_time_too(page: "Page", server: LiveServer, client: Client) -> None:
+    run = measured(server, client, "entered", {"reward/raw": [0.1, 0.9, 0.2]})
+    for step in (1, 2, 3):
+        client.run(run).rollouts.add(step, sampled(step / 4))
+    for over in ("", "?x=time"):
+        page.goto(f"/runs/{run}{over}")
+        reward = shown(page, "Reward")
+        reward.get_by_role("button").first.focus()
+        page.keyboard.press("Enter")
+        assert reward.get_by_role("button").first.get_attribute("aria-pressed") == "false", "of a button it is a press"
+        page.keyboard.press("Enter")
+        assert reward.get_by_role("application").get_attribute("aria-keyshortcuts") == (
+            "Plus - ArrowLeft ArrowRight Shift+ArrowLeft Shift+ArrowRight 0 Home Enter"
+        )
+        walk(page, reward, "Right")
+        walk(page, reward, "Right")
+        page.keyboard.press("Enter")
+        page.wait_for_url(f"**/rollouts/{run}?step=2")
 
 
 def test_what_is_measured_meanwhile_is_drawn_on(page: "Page", client: Client) -> None:

@@ -106,6 +106,11 @@ test("tokens a second are those between two reports, however many steps each tol
   assert.equal(withRate(measured), measured);
 });
 
+test("of the steps that are kept the nearest is found", async () => {
+  const { nearest } = await load("lib/points.ts");
+  assert.deepEqual([0, 1, 3, 3.6, 99].map((step) => nearest([1, 2, 5, 9], step)), [1, 1, 2, 5, 9]);
+});
+
 test("lines stand on those behind them that are shown, and what is not there is nothing", async () => {
   const { piled } = await load("lib/points.ts");
   const lines = [[1, 2], [10, undefined], [100, null]];

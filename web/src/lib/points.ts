@@ -80,6 +80,11 @@ export function perSecond({ x, time, y }: Curve): Curve {
   return rate;
 }
 
+/** Of steps, of which there is one, the nearest to one that may be between them. */
+export function nearest(steps: readonly number[], to: number): number {
+  return steps.reduce((best, step) => (Math.abs(step - to) < Math.abs(best - to) ? step : best));
+}
+
 /** The earliest time at which anything was measured. */
 export function began(curves: Curves): number {
   return Math.min(...[...curves.values()].map(({ time }) => time[0] ?? Infinity));
