@@ -74,6 +74,42 @@ def test_pairs_that_judges_order_differently_are_compared_first_and_make_a_card(
     assert (card.rows, card.pairs.people_ties) == (apart + 1, 1)
 
 
+def test_no_model_is_named_before_somebody_asks_what_came_of_it_and_what_was_counted_does_not_come_again(
+    page: "Page", world: World, client: Client, doubted: set[int]
+) -> None:
+    _open(page, client, "pairs")
+    texts = {(item.row, item.model): item.answer.text for item in client.evaluations.items("doubted")}
+    pairs = sum(texts[row, world.deployment] != texts[row, BASE] for row in range(ROWS))
+    taken_back = page.get_by_role("button", name="Take back")
+    for done in range(pairs - 1):
+        assert _named(page, world) == []
+        page.keyboard.press("102"[done % 3])
+        page.get_by_text(f"{done + 1} / {pairs}").wait_for()
+    assert _named(page, world) == []
+    page.get_by_role("button", name="Show what came of it").click()
+    came = page.get_by_role("region", name="What people prefer").get_by_text(f"Of {pairs - 1} pairs: ")
+    counted = came.inner_text()
+    assert sum(map(int, re.findall(r"(?<= )\d+(?=[,.])", counted))) == pairs - 1
+    assert world.deployment in counted
+    assert taken_back.is_disabled()
+    page.keyboard.press("u")
+    page.keyboard.press("1")
+    page.get_by_text(f"{pairs} / {pairs}").wait_for()
+    assert came.inner_text() == counted, "what was just preferred is in no count yet"
+    page.keyboard.press("u")
+    page.get_by_text(f"{pairs - 1} / {pairs}").wait_for()
+    page.keyboard.press("u")
+    page.keyboard.press("2")
+    page.get_by_role("button", name="Show what came of it").click()
+    page.get_by_text(f"Of {pairs} pairs: ").wait_for()
+
+
+def _named(page: "Page", world: World) -> list[str]:
+    """The models that the page names to whoever reads or hears it."""
+    shown = page.get_by_role("main").inner_text()
+    return [model for model in (world.deployment, BASE) if model in shown]
+
+
 def _told_apart(texts: dict[tuple[int, str], str], row: int) -> bool:
     """Whether the graders tell both answers apart."""
     return len({min(len(text), 100) for (of, _), text in texts.items() if of == row}) > 1

@@ -32,6 +32,12 @@ export class Labels<Label> {
     return last;
   }
 
+  /** What was given stays so: whoever has seen what came of it takes nothing back. */
+  settle(): void {
+    this.order = [];
+    this.#keep();
+  }
+
   #keep(): void {
     localStorage.setItem(this.#place, JSON.stringify({ given: this.given, order: this.order }));
   }
