@@ -39,6 +39,7 @@ from bloomery.types.resources import (
     Span,
     SpanDetail,
     Status,
+    Swap,
     VersionFiles,
 )
 from bloomery.types.traffic import SpanKind, SpanOrder, SpansWanted, TrafficReport
@@ -241,6 +242,10 @@ class Deployments:
     def list(self) -> list[Deployment]:
         """All deployments."""
         return [Deployment.model_validate(item) for item in self._http.pages("/api/v1/deployments")]
+
+    def swaps(self, name: str) -> Sequence[Swap]:
+        """Every time when another revision became live, the newest first."""
+        return [Swap.model_validate(item) for item in self._http.pages(f"/api/v1/deployments/{name}/swaps")]
 
     def _post(self, path: str, body: dict[str, Any]) -> Deployment:
         return Deployment.model_validate(self._http.post_once(f"/api/v1/deployments{path}", body))

@@ -32,6 +32,7 @@ from bloomery.services.data.datasets import Datasets
 from bloomery.services.data.feedback import Judgements
 from bloomery.services.data.files import Files
 from bloomery.services.data.row_tokens import RowTokens
+from bloomery.services.data.span_texts import Spelling
 from bloomery.services.data.traffic import Traffic
 from bloomery.services.data.uploads import Uploads
 from bloomery.services.engines.connection import Inbox
@@ -120,6 +121,7 @@ class Services:
     limits: RateLimits
     meters: Meters
     traffic: Traffic
+    spelling: Spelling
     feedback: Judgements
     datasets: Datasets
     files: Files
@@ -244,6 +246,7 @@ class Services:
 
     async def _compose_data(self) -> None:
         self.traffic = await self._stack.enter_async_context(Traffic(self._database, self._blobs, self._config.record))
+        self.spelling = Spelling(self.models)
         self.feedback = Judgements(self._database, self.traffic)
         curation = Curation(self._database, self._blobs, self.traffic)
         self.datasets = Datasets(self._database, self._blobs, curation, scratch=self._data.root)

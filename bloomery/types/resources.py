@@ -260,6 +260,20 @@ class Revision(Resource):
     updated_us: int
 
 
+class Swap(Resource):
+    """Another revision of a deployment became live."""
+
+    kind: Literal["created", "promoted", "rolled_back"]
+    from_revision: int | None
+    """Which was live before; None where the deployment began."""
+    to_revision: int
+    staging_s: float
+    """How long whoever serves took to have the weights in memory, proved, before."""
+    by: str
+    """The name of the key that asked for it."""
+    at_us: int
+
+
 class Fidelity(Resource):
     """How far the sampler's log-probabilities of some of its tokens were from the trainer's (`docs/fidelity.md`)."""
 
@@ -376,11 +390,20 @@ class Feedback(Resource):
     created_us: int
 
 
+class SpanTexts(Resource):
+    """What the tokens of a body say, one by one. A character that several of them make is with the last."""
+
+    prompt: list[str]
+    samples: list[list[str]]
+
+
 class SpanDetail(Resource):
     """A span with its body (None when none is kept) and the feedback given on it."""
 
     span: Span
     body: dict[str, Any] | None
+    texts: SpanTexts | None = None
+    """Of the tokens that the body keeps; None where it keeps none, or their model is not served any more."""
     feedback: list[Feedback]
 
 

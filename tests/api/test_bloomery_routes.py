@@ -8,6 +8,8 @@ import msgspec
 import pytest
 from msgspec import structs
 
+from bloomery.render import ChatTokenizer
+from bloomery.services.data.span_rows import RecordedSample
 from bloomery.services.weights.target import Target
 from bloomery.types.generation import Weights
 from bloomery.types.operations import AdamParams, Failed, ForwardBackward, ForwardBackwardResult, OptimStep, Result, SaveCheckpoint, SnapshotResult
@@ -15,7 +17,7 @@ from bloomery.types.wire import encode
 from tests.api.server import Server, serving
 from tests.services.fake_engine import BASE
 from tests.services.runs_stage import forward_backward, until
-from tests.services.stage import chat
+from tests.services.stage import BASE_TARGET, chat
 
 STEP = OptimStep(adam=AdamParams(learning_rate=1e-3))
 MSGPACK = {"content-type": "application/msgpack"}
@@ -235,6 +237,20 @@ def test_the_loop_of_deploy_record_judge_and_curate(server: Server) -> None:
     assert [version["number"] for version in ok(server, "GET", "/datasets/data")["versions"]] == [1, 2]
     broken = server.http.post("/api/v1/datasets/data/versions", json={"format": "csv", "splits": {"train": "text,label\na\n"}})
     assert broken.json()["error"] == {"code": "invalid", "message": "train, row 1: lacks `label`; nothing was imported", "field": "splits.train"}
+
+
+def test_a_recorded_request_says_what_its_tokens_say_unless_that_would_spell_a_secret(server: Server) -> None:
+    tokenizer = ChatTokenizer.load(Path(server.config.models[0].path))
+    prompt, answer = (tokenizer.encode(text) for text in ("hé 🙂", "no 🙃"))
+    for name, question, base_hash in (("plain", "q", BASE), ("secret", "mail somebody@example.com", BASE), ("gone", "q", "f" * 32)):
+        target = BASE_TARGET._replace(base_hash=base_hash)
+        sampled = [RecordedSample(answer, [-1.0] * len(answer), "stop")]
+        server.services.traffic.record(chat(name, question, target=target, prompt_tokens=prompt, samples=sampled))
+    plain, secret, gone = (ok(server, "GET", f"/spans/{name}") for name in ("plain", "secret", "gone"))
+    assert ["".join(texts) for texts in (plain["texts"]["prompt"], *plain["texts"]["samples"])] == ["hé 🙂", "no 🙃"]
+    assert [len(texts) for texts in (plain["texts"]["prompt"], *plain["texts"]["samples"])] == [len(prompt), len(answer)]
+    assert (secret["body"]["tokens"], secret["texts"]) == (None, None)
+    assert (gone["body"]["tokens"], gone["texts"]) == (plain["body"]["tokens"], None)
 
 
 def test_the_server_says_how_it_is(server: Server) -> None:

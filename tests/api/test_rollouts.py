@@ -21,8 +21,9 @@ from sqlalchemy import select
 from bloomery.client import Client
 from bloomery.config.data_dir import DataDir
 from bloomery.render import ChatTokenizer
+from bloomery.services.engines.texts import Texts
 from bloomery.services.training.recorded import pack, unpack
-from bloomery.services.training.rollout_texts import START, Texts, filtered
+from bloomery.services.training.rollout_texts import START, filtered
 from bloomery.services.training.rollout_texts import exported as exported_from
 from bloomery.services.training.rollouts import MAX_AHEAD, forget_old
 from bloomery.store import rows

@@ -81,6 +81,7 @@ TAKEN = {
     "GET /api/v1/datasets/{name}/versions/{version}/statistics",
     "GET /api/v1/deployments",
     "GET /api/v1/deployments/{name}",
+    "GET /api/v1/deployments/{name}/swaps",
     "GET /api/v1/agents",
     "GET /api/v1/endpoints",
     "GET /api/v1/evaluations",

@@ -22,6 +22,7 @@ from bloomery.services.jobs.followed import told_since
 from bloomery.services.jobs.job_rows import change_us
 from bloomery.services.training.rollouts import forget_old as forget_old_rollouts
 from bloomery.services.training.run_rows import run_of_request
+from bloomery.services.weights.deployments import _swaps_of
 from bloomery.store import rows
 from bloomery.store.database import Database
 from bloomery.types.errors import Gone
@@ -106,6 +107,12 @@ def test_what_a_job_was_told_to_have_measured_is_found_by_when(tmp_path: Path) -
 
 def test_the_last_change_of_any_job_is_known_without_a_look_at_each(tmp_path: Path) -> None:
     assert "SEARCH job USING COVERING INDEX job_by_change" in plan(tmp_path, change_us)
+
+
+def test_the_swaps_of_a_deployment_are_found_by_it_and_are_in_their_order(tmp_path: Path) -> None:
+    found = plan(tmp_path, lambda connection: connection.execute(_swaps_of("p", "deployment")).all())
+    assert "event_by_subject (subject=?)" in found
+    assert "B-TREE" not in found
 
 
 def test_the_dearest_requests_are_found_without_those_that_have_no_cost(tmp_path: Path) -> None:

@@ -254,6 +254,12 @@ def _delete(connection: Connection, known: _Known, *, by: str) -> None:
     record_event(connection, known.project, "key.revoked", known.id, name=known.name, by=by)
 
 
+def name_of(connection: Connection, p: Principal) -> str:
+    """Of the caller's key; a job's process has none, and goes by its job."""
+    found = connection.execute(select(rows.api_key.c.name).where(rows.api_key.c.id == p.key_id)).scalar_one_or_none()
+    return found or p.key_id
+
+
 def _note_use(connection: Connection, used: dict[str, int]) -> None:
     for key_id, at_us in used.items():
         connection.execute(update(rows.api_key).where(rows.api_key.c.id == key_id).values(last_used_us=at_us))

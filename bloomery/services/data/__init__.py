@@ -1,5 +1,5 @@
 """What production leaves: `traffic` records what is served (`span_rows`, after `redaction`), finds it (`span_filter`) and sums it up (`span_sums`);
-`feedback` judges it.
+`feedback` judges it, and `span_texts` says what its tokens say.
 
 What is learned from: `datasets` keeps versions of rows (`row`). `importing` makes one: `reading` takes files to rows (`row_files`, `row_kinds`; of
 Parquet in a `parquet_worker`), `splitting` divides them, `dataset_rows` decides which a version holds, without near-duplicates (`shingles`), and

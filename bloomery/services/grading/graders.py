@@ -13,6 +13,7 @@ from sqlalchemy import Row as DatabaseRow
 from bloomery.grade.attack import Budget, attacked
 from bloomery.grade.grader import Graded, Grader, RunsPrograms, sample_of
 from bloomery.grade.models import Counted
+from bloomery.services.access.auth import name_of
 from bloomery.services.access.principal import Principal
 from bloomery.services.access.repeats import Repeatable, once
 from bloomery.services.grading.asked_models import AskedModels
@@ -97,7 +98,7 @@ class Graders:
 
         def change(connection: Connection) -> GraderVersion:
             row = _found(connection, p.project, name, given.version)
-            waiver = Waiver(reason=given.reason, by=_name_of(connection, p), created_us=now_us())
+            waiver = Waiver(reason=given.reason, by=name_of(connection, p), created_us=now_us())
             connection.execute(update(rows.grader).where(rows.grader.c.id == row.id).values(waiver=waiver.model_dump_json()))
             record_event(connection, p.project, "grader.waived", row.id, name=name, version=row.number, reason=given.reason, by=waiver.by)
             return _version_of(_found(connection, p.project, name, row.number))
@@ -162,12 +163,6 @@ def _found(connection: Connection, project: str, name: str, number: int | None) 
         what = f"no grader `{name}`" if number is None else f"no version {number} of a grader `{name}`"
         raise NotFound(what, field="name" if number is None else "version")
     return row
-
-
-def _name_of(connection: Connection, p: Principal) -> str:
-    """Of the caller's key; a job's process has none, and goes by its job."""
-    found = connection.execute(select(rows.api_key.c.name).where(rows.api_key.c.id == p.key_id)).scalar_one_or_none()
-    return found or p.key_id
 
 
 def _version_of(row: DatabaseRow[Any]) -> GraderVersion:

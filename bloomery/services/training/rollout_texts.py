@@ -1,15 +1,14 @@
 """Recorded rollouts as they are shown: what their tokens say, and those that a filter leaves. Pure, and slow enough for a thread."""
 
-import codecs
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
 
-from bloomery.render import ChatTokenizer
+from bloomery.services.engines.texts import Texts
 from bloomery.services.training.recorded import mask_of, sampled_tokens
 from bloomery.types.arrays import Array
 from bloomery.types.rollouts import (
@@ -32,37 +31,6 @@ _EXPORT_TOKENS: Final = 1 << 16
 _PIECE_TOKENS: Final = 16
 """Of a rollout, a segment or a failure, its tokens apart."""
 _TOKEN_BYTES: Final = 4
-
-
-class Spelled(NamedTuple):
-    """A text, token by token."""
-
-    text: str | None
-    pieces: list[str] | None
-
-
-class Texts:
-    """What tokens say to one tokenizer; without one, nothing."""
-
-    def __init__(self, tokenizer: ChatTokenizer | None) -> None:
-        self._tokenizer = tokenizer
-        self._bytes: dict[int, bytes] = {}
-
-    def of(self, tokens: Sequence[int]) -> Spelled:
-        """Together the pieces are the text; a character that several tokens make is with the last of them."""
-        if self._tokenizer is None:
-            return Spelled(None, None)
-        decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        pieces = [decoder.decode(self._of(token)) for token in tokens]
-        if pieces:
-            pieces[-1] += decoder.decode(b"", final=True)
-        return Spelled("".join(pieces), pieces)
-
-    def _of(self, token: int) -> bytes:
-        assert self._tokenizer is not None
-        if (known := self._bytes.get(token)) is None:
-            known = self._bytes[token] = self._tokenizer.token_bytes(token)
-        return known
 
 
 class Shown(NamedTuple):

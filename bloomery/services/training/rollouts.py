@@ -10,7 +10,7 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final, Literal, TypeVar
 
@@ -19,8 +19,9 @@ from sqlalchemy.sql.dml import ReturningDelete
 
 from bloomery.services.access.principal import Principal
 from bloomery.services.engines.models import Models
+from bloomery.services.engines.texts import Texts, texts_of
 from bloomery.services.training.recorded import Packed, pack, sampled_tokens, unpack
-from bloomery.services.training.rollout_texts import START, Place, Texts, exported, page
+from bloomery.services.training.rollout_texts import START, Place, exported, page
 from bloomery.services.training.run_rows import RunRow, one_run
 from bloomery.store import rows
 from bloomery.store.blobs import AsyncBlobs
@@ -86,7 +87,7 @@ class Rollouts:
         row = await self._database.read(lambda connection: connection.execute(query).one_or_none())
         if row is None:
             raise NotFound(f"no rollouts of step {step} of run `{run_id}` are kept: none were recorded, or their time is over", field="step")
-        texts = await self._texts(run)
+        texts = await texts_of(self._models, run.base_hash)
 
         def shown() -> bytes:
             with _reading(row):
@@ -108,7 +109,7 @@ class Rollouts:
         query = query if first is None else query.where(table.step >= first)
         query = query if last is None else query.where(table.step <= last)
         found = await self._database.read(lambda connection: connection.execute(query).all())
-        texts = await self._texts(run)
+        texts = await texts_of(self._models, run.base_hash)
         return self._exported(found, wanted, texts)
 
     async def _exported(self, found: Sequence[Row[Any]], wanted: RolloutFilter, texts: Texts) -> AsyncIterator[bytes]:
@@ -138,11 +139,6 @@ class Rollouts:
 
     async def _run(self, p: Principal, run_id: str) -> RunRow:
         return await self._database.read(lambda connection: one_run(connection, p, run_id))
-
-    async def _texts(self, run: RunRow) -> Texts:
-        with suppress(NotFound):
-            return Texts(await asyncio.to_thread(self._models.tokenizer, run.base_hash))
-        return Texts(None)
 
     async def _in_turn(self, work: Callable[[], T]) -> T:
         """A turn is over when its thread is done, also where nobody waits for it any more."""

@@ -5,12 +5,14 @@ The api is the only writer, so what every name serves is held in memory: a reque
 
 import asyncio
 import json
+import time
 from collections.abc import Callable, Sequence
 from enum import StrEnum
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from sqlalchemy import ColumnElement, Connection, Row, Select, func, insert, select, update
 
+from bloomery.services.access.auth import name_of
 from bloomery.services.access.principal import Principal
 from bloomery.services.access.repeats import Repeatable, answer_before, once
 from bloomery.services.engines.models import Models
@@ -23,11 +25,14 @@ from bloomery.services.weights.target import Target
 from bloomery.services.weights.versions import Version, Versions
 from bloomery.store import rows
 from bloomery.store.database import Database
+from bloomery.store.events import record_event
 from bloomery.types.errors import Conflict, InvalidInput, NotFound
 from bloomery.types.generation import Weights
 from bloomery.types.ids import new_id, now_us
-from bloomery.types.resources import Deployment, Page, Price, Revision
+from bloomery.types.resources import Deployment, Page, Price, Revision, Swap
 
+_SWAP: Final = "deployment."
+"""What the kinds of events begin with that tell of a swap."""
 MAX_EVIDENCE_CHARS: Final = 65_536
 MAX_EVIDENCE_LEVELS: Final = 32
 """Whoever lists deployments gets every evidence; what is nested deeper than encoders go would make all of them unreadable."""
@@ -53,6 +58,13 @@ class _Live(NamedTuple):
 
     target: Target
     base_model: str
+
+
+class _Asked(NamedTuple):
+    """What is told of a swap beside its revisions: who asked for it, and how long whoever serves took to be ready."""
+
+    by: str
+    staging_s: float
 
 
 class Deployments:
@@ -84,8 +96,8 @@ class Deployments:
         if name in {base.alias for base in self._models.all()}:
             raise Conflict(f"`{name}` is the name of a base model; choose another", field="name")
         found = await self._versions.find(p, version)
-        await self._staging.stage(name, found)
-        return await self._move(p, name, request, lambda connection: _create(connection, p.project, name, found, evidence))
+        asked = await self._staged(p, name, found)
+        return await self._move(p, name, request, lambda connection: _create(connection, asked, p.project, name, found, evidence))
 
     async def promote(self, p: Principal, name: str, version: str, evidence: dict[str, Any], *, request: Repeatable | None = None) -> Deployment:
         """Make a version live as a new revision, once whoever serves it has proved it; the one before it retires in the same moment."""
@@ -96,18 +108,18 @@ class Deployments:
         found = await self._versions.find(p, version)
         live = self._live.get((p.project, name))
         # What is refused anyway is loaded nowhere.
-        if live is not None and live.target.base_hash == found.base_hash:
-            await self._staging.stage(name, found)
-        return await self._move(p, name, request, lambda connection: _promote(connection, p.project, name, found, evidence))
+        fits = live is not None and live.target.base_hash == found.base_hash
+        asked = await self._staged(p, name, found if fits else None)
+        return await self._move(p, name, request, lambda connection: _promote(connection, asked, p.project, name, found, evidence))
 
     async def rollback(self, p: Principal, name: str, number: int, *, request: Repeatable | None = None) -> Deployment:
         """Make an earlier revision live again, once whoever serves it has proved it."""
         p.require("deploy")
         if (made := await answer_before(self._database, p, request, Deployment)) is not None:
             return made
-        if (earlier := await self._database.read(lambda connection: _earlier(connection, p.project, name, number))) is not None:
-            await self._staging.stage(name, earlier)
-        return await self._move(p, name, request, lambda connection: _rollback(connection, p.project, name, number))
+        earlier = await self._database.read(lambda connection: _earlier(connection, p.project, name, number))
+        asked = await self._staged(p, name, earlier)
+        return await self._move(p, name, request, lambda connection: _rollback(connection, asked, p.project, name, number))
 
     async def set_price(self, p: Principal, name: str, price: Price | None, *, request: Repeatable | None = None) -> Deployment:
         """Say what its tokens cost from now on; what was recorded before keeps its cost."""
@@ -126,6 +138,12 @@ class Deployments:
         p.require("read", "deploy")
         query = select(rows.deployment).where(rows.deployment.c.project == p.project).order_by(rows.deployment.c.id).limit(limit + 1).offset(offset)
         found = await self._database.read(lambda connection: [_load(connection, row) for row in connection.execute(query)])
+        return Page(data=found[:limit], offset=offset, has_more=len(found) > limit)
+
+    async def swaps(self, p: Principal, name: str, *, limit: int = 50, offset: int = 0) -> Page[Swap]:
+        """Every time when another revision became live, the newest first."""
+        p.require("read", "deploy")
+        found = await self._database.read(lambda connection: _swaps(connection, p.project, name, limit + 1, offset))
         return Page(data=found[:limit], offset=offset, has_more=len(found) > limit)
 
     async def names(self, p: Principal) -> Sequence[str]:
@@ -152,6 +170,14 @@ class Deployments:
         # Two projects may have published the same adapter, and so may two runs on different bases.
         if any((target.weights.version, target.base_hash) == (successor.before, successor.base_hash) for target in served):
             self._staging.stage_ahead(successor.base_hash, successor.weights)
+
+    async def _staged(self, p: Principal, name: str, version: Version | None) -> _Asked:
+        """The version is ready to be served under the name; without one, nothing is waited for."""
+        by = await self._database.read(lambda connection: name_of(connection, p))
+        begun_s = time.monotonic()
+        if version is not None:
+            await self._staging.stage(name, version)
+        return _Asked(by, time.monotonic() - begun_s)
 
     async def _move(self, p: Principal, name: str, request: Repeatable | None, change: Callable[[Connection], Deployment]) -> Deployment:
         """Commit a change of what a name serves. Shielded: what is in memory follows what is stored, also when the caller has hung up meanwhile."""
@@ -186,17 +212,17 @@ def _check_evidence(evidence: dict[str, Any]) -> None:
         raise InvalidInput(f"`evidence` has {size} characters, at most {MAX_EVIDENCE_CHARS} are kept: give a summary", field="evidence")
 
 
-def _create(connection: Connection, project: str, name: str, found: Version, evidence: dict[str, Any]) -> Deployment:
+def _create(connection: Connection, asked: _Asked, project: str, name: str, found: Version, evidence: dict[str, Any]) -> Deployment:
     if connection.execute(_named(project, name)).first():
         raise Conflict(f"there is a deployment `{name}` already: `bloomery deployment promote {name} VERSION` has it serve another", field="name")
     deployment_id = new_id("deployment")
     now = now_us()
     names = {"id": deployment_id, "project": project, "name": name, "base_model": found.base_model, "base_hash": found.base_hash}
     connection.execute(insert(rows.deployment), names | {"created_us": now, "updated_us": now})
-    return _promote(connection, project, name, found, evidence)
+    return _promote(connection, asked, project, name, found, evidence)
 
 
-def _promote(connection: Connection, project: str, name: str, found: Version, evidence: dict[str, Any]) -> Deployment:
+def _promote(connection: Connection, asked: _Asked, project: str, name: str, found: Version, evidence: dict[str, Any]) -> Deployment:
     deployment = _row(connection, project, name)
     if found.base_hash != deployment.base_hash:
         raise InvalidInput(
@@ -219,10 +245,10 @@ def _promote(connection: Connection, project: str, name: str, found: Version, ev
         "updated_us": now_us(),
     }
     connection.execute(insert(rows.revision), revision)
-    return _make_live(connection, deployment, revision["id"], RevisionState.READY)
+    return _make_live(connection, deployment, revision["id"], RevisionState.READY, asked, "promoted")
 
 
-def _rollback(connection: Connection, project: str, name: str, number: int) -> Deployment:
+def _rollback(connection: Connection, asked: _Asked, project: str, name: str, number: int) -> Deployment:
     deployment = _row(connection, project, name)
     table = rows.revision.c
     wanted = connection.execute(select(rows.revision).where(table.deployment_id == deployment.id, table.number == number)).one_or_none()
@@ -230,7 +256,7 @@ def _rollback(connection: Connection, project: str, name: str, number: int) -> D
         raise NotFound(f"deployment `{name}` has no revision {number}", field="revision")
     if wanted.state == RevisionState.LIVE:
         raise Conflict(f"revision {number} of `{name}` is live already", field="revision")
-    return _make_live(connection, deployment, wanted.id, RevisionState(wanted.state))
+    return _make_live(connection, deployment, wanted.id, RevisionState(wanted.state), asked, "rolled_back")
 
 
 def _set_price(connection: Connection, project: str, name: str, price: Price | None) -> Deployment:
@@ -246,20 +272,38 @@ def _earlier(connection: Connection, project: str, name: str, number: int) -> Ve
     return None if row is None else Version(Weights(version=row.version, key=row.key), row.base_hash, row.base_model)
 
 
-def _make_live(connection: Connection, deployment: Row[Any], revision_id: str, state: RevisionState) -> Deployment:
+def _make_live(
+    connection: Connection, deployment: Row[Any], revision_id: str, state: RevisionState, asked: _Asked, how: Literal["promoted", "rolled_back"]
+) -> Deployment:
     # None is live where this is the first.
-    _switch(connection, rows.revision.c.deployment_id == deployment.id, RevisionState.LIVE, RevisionState.RETIRED)
-    if not _switch(connection, rows.revision.c.id == revision_id, state, RevisionState.LIVE):
+    before = _switch(connection, rows.revision.c.deployment_id == deployment.id, RevisionState.LIVE, RevisionState.RETIRED)
+    number = _switch(connection, rows.revision.c.id == revision_id, state, RevisionState.LIVE)
+    if number is None:
         raise Conflict(f"revision `{revision_id}` is not {state} any more: look again")
     connection.execute(update(rows.deployment).where(rows.deployment.c.id == deployment.id).values(updated_us=now_us()))
+    kind = _SWAP + ("created" if before is None else how)
+    told = {"from_revision": before, "to_revision": number, "staging_s": round(asked.staging_s, 3), "by": asked.by}
+    record_event(connection, deployment.project, kind, deployment.id, **told)
     return _load(connection, deployment)
 
 
-def _switch(connection: Connection, which: ColumnElement[bool], old: RevisionState, new: RevisionState) -> bool:
-    """Of those that are `old`; whether any was."""
+def _switch(connection: Connection, which: ColumnElement[bool], old: RevisionState, new: RevisionState) -> int | None:
+    """Of those that are `old`; the number of the one that was, None where none was."""
     if new not in NEXT[old]:
         raise Conflict(f"a revision cannot go from {old} to {new}")
-    return rows.changed(connection, update(rows.revision).where(which, rows.revision.c.state == old).values(state=new, updated_us=now_us()))
+    change = update(rows.revision).where(which, rows.revision.c.state == old).values(state=new, updated_us=now_us())
+    number: int | None = connection.scalar(change.returning(rows.revision.c.number))
+    return number
+
+
+def _swaps(connection: Connection, project: str, name: str, limit: int, offset: int) -> list[Swap]:
+    query = _swaps_of(project, _row(connection, project, name).id).limit(limit).offset(offset)
+    return [Swap(kind=row.kind.removeprefix(_SWAP), at_us=row.created_us, **json.loads(row.data)) for row in connection.execute(query)]
+
+
+def _swaps_of(project: str, deployment_id: str) -> Select[Any]:
+    table = rows.event.c
+    return select(rows.event).where(table.subject == deployment_id, table.project == project, table.kind.startswith(_SWAP)).order_by(table.seq.desc())
 
 
 _REVISIONS: Final = rows.revision.join(rows.deployment, rows.revision.c.deployment_id == rows.deployment.c.id)

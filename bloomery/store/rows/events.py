@@ -1,6 +1,6 @@
 """What happened, whoever says so, numbered in one line."""
 
-from sqlalchemy import Column, Integer, Table
+from sqlalchemy import Column, Index, Integer, Table
 
 from bloomery.store.rows.columns import integer, metadata, string
 
@@ -13,6 +13,7 @@ event = Table(
     string("subject"),  # id of what it is about
     string("data"),  # JSON object
     integer("created_us"),
+    Index("event_by_subject", "subject"),
     # Without it SQLite would hand out the number of a deleted last row again, and a reader's cursor would skip an event.
     sqlite_autoincrement=True,
 )

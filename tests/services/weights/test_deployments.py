@@ -1,6 +1,7 @@
 """One live revision, whatever happens at once."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from sqlalchemy import Connection, event
 
 from bloomery.services.access.repeats import Repeatable
+from bloomery.services.weights.versions import Version
 from bloomery.types.errors import BloomeryError, Conflict, Forbidden, InvalidInput, NotFound
 from tests.services.stage import BASE, ME, STRANGER, Stage, play
 
@@ -31,7 +33,57 @@ def test_promotion_and_rollback_keep_one_revision_live(tmp_path: Path) -> None:
     play(tmp_path, story)
 
 
-def test_a_promotion_is_written_in_eleven_statements_however_many_came_before(tmp_path: Path) -> None:
+def test_every_swap_is_told_however_often_a_revision_comes_and_goes(tmp_path: Path) -> None:
+    async def story(stage: Stage) -> None:
+        await stage.add_snapshot("v1")
+        await stage.deployments.create(ME, "router", "tiny", {})
+        await stage.deployments.create(ME, "other", "tiny", {})
+        again = Repeatable("key", "hash")
+        for _ in range(2):
+            await stage.deployments.promote(ME, "router", "v1", {}, request=again)
+        for number in (1, 2, 1):
+            await stage.deployments.rollback(ME, "router", number)
+        with pytest.raises(Conflict):
+            await stage.deployments.rollback(ME, "router", 1)
+        told = await stage.deployments.swaps(ME, "router")
+        assert [(swap.kind, swap.from_revision, swap.to_revision) for swap in told.data] == [
+            ("rolled_back", 2, 1),
+            ("rolled_back", 1, 2),
+            ("rolled_back", 2, 1),
+            ("promoted", 1, 2),
+            ("created", None, 1),
+        ]
+        assert {swap.by for swap in told.data} == {ME.key_id}
+        page = await stage.deployments.swaps(ME, "router", limit=2, offset=2)
+        assert (page.data, page.has_more) == (told.data[2:4], True)
+        with pytest.raises(NotFound):
+            await stage.deployments.swaps(STRANGER, "router")
+        with pytest.raises(Forbidden):
+            await stage.deployments.swaps(ME._replace(scopes=frozenset({"infer"})), "router")
+
+    play(tmp_path, story)
+
+
+def test_a_swap_says_how_long_its_weights_were_staged(tmp_path: Path) -> None:
+    async def story(stage: Stage) -> None:
+        await stage.add_snapshot("v1")
+        await stage.deployments.create(ME, "router", "tiny", {})
+
+        async def slow(name: str, version: Version) -> None:
+            begun_s = time.monotonic()
+            while time.monotonic() < begun_s + 0.05:
+                await asyncio.sleep(0)
+
+        with patch.object(stage.deployments._staging, "stage", slow):
+            await stage.deployments.promote(ME, "router", "v1", {})
+            await stage.deployments.rollback(ME, "router", 1)
+        swaps = (await stage.deployments.swaps(ME, "router")).data
+        assert [swap.staging_s >= 0.05 for swap in swaps[:2]] == [True, True]
+
+    play(tmp_path, story)
+
+
+def test_a_promotion_is_written_in_twelve_statements_however_many_came_before(tmp_path: Path) -> None:
     """Whoever trains waits for each of them, beside the streams of all others."""
 
     async def story(stage: Stage) -> None:
@@ -44,7 +96,7 @@ def test_a_promotion_is_written_in_eleven_statements_however_many_came_before(tm
             statements.clear()
             await stage.deployments.promote(ME, "router", "v1", {}, request=Repeatable(f"key-{turn}", f"hash-{turn}"))
             counts.append(sum(each.startswith(("SELECT", "INSERT", "UPDATE", "DELETE")) for each in statements))
-        assert counts == [11, 11, 11]
+        assert counts == [12, 12, 12]
 
     play(tmp_path, story)
 

@@ -5,7 +5,7 @@ from fastapi import APIRouter
 from bloomery.api.deps import Caller, Svc
 from bloomery.api.repeats import Again
 from bloomery.api.routes.bloomery.paging import Limit, Offset
-from bloomery.types.resources import CreateDeployment, Deployment, Page, Promote, Rollback, SetPrice
+from bloomery.types.resources import CreateDeployment, Deployment, Page, Promote, Rollback, SetPrice, Swap
 
 router = APIRouter(prefix="/deployments", tags=["deployments"])
 
@@ -27,6 +27,12 @@ async def list_all(services: Svc, caller: Caller, limit: Limit = 50, offset: Off
 async def get(name: str, services: Svc, caller: Caller) -> Deployment:
     """One deployment with its revisions."""
     return await services.cards.on(await services.deployments.get(caller, name))
+
+
+@router.get("/{name}/swaps")
+async def swaps(name: str, services: Svc, caller: Caller, limit: Limit = 50, offset: Offset = 0) -> Page[Swap]:
+    """Every time when another revision became live, the newest first."""
+    return await services.deployments.swaps(caller, name, limit=limit, offset=offset)
 
 
 @router.post("/{name}/promote")

@@ -60,11 +60,12 @@ async def totals(services: Svc, caller: Caller, wanted: Wanted) -> TrafficReport
 
 @router.get("/spans/{span_id}")
 async def get_span(span_id: str, services: Svc, caller: Caller) -> SpanDetail:
-    """One inference with its body and its feedback, newest first."""
+    """One inference with its body, what its tokens say, and its feedback, newest first."""
     span = await services.traffic.get(caller, span_id)
     body = await services.traffic.body(caller, span_id)
+    texts = await services.spelling.of(span.base_hash, body)
     given = await services.feedback.list(caller, target=span_id, limit=_ALL)
-    return SpanDetail(span=span, body=body, feedback=given.data)
+    return SpanDetail(span=span, body=body, texts=texts, feedback=given.data)
 
 
 @router.post("/feedback", status_code=201)
