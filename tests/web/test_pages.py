@@ -127,7 +127,7 @@ def test_what_is_said_of_a_rollout_stands_beside_each_other_and_not_on_top(page:
         assert begin >= end or below > top
 
 
-def test_a_deployment_is_rolled_back_and_forth(page: "Page", world: World, client: Client) -> None:
+def test_a_deployment_is_rolled_back_and_forth_and_every_swap_is_told(page: "Page", world: World, client: Client) -> None:
     page.goto(f"/deployments/{world.deployment}")
     page.get_by_role("region", name="Fidelity").get_by_text("100 % of").wait_for(timeout=90_000)
     page.get_by_role("button", name="Roll back to it").click()
@@ -138,6 +138,14 @@ def test_a_deployment_is_rolled_back_and_forth(page: "Page", world: World, clien
     page.get_by_role("button", name="Roll back to it").click()
     page.get_by_role("dialog").get_by_role("button", name="Roll back").click()
     page.get_by_role("region", name="Live").get_by_text("revision 2").wait_for()
+    swaps = page.get_by_role("region", name="Swaps").locator("tbody tr")
+    swaps.nth(3).wait_for()
+    told = [row.locator("td").all_inner_texts() for row in swaps.all()]
+    swapped = [what for _, what, _, _ in told]
+    assert swapped[:2] == ["rolled back from revision 1 to revision 2", "rolled back from revision 2 to revision 1"]
+    assert swapped[-2:] == ["promoted from revision 1 to revision 2", "deployed as revision 1"]
+    assert {by for _, _, _, by in told} == {"development"}
+    assert all(took.endswith("s") for _, _, took, _ in told)
 
 
 def test_traces_are_seen_whole_at_the_width_of_a_laptop_and_their_costs_have_their_points_below_each_other(page: "Page", client: Client) -> None:

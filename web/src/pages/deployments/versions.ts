@@ -2,8 +2,8 @@
 import { getAll } from "../../lib/api";
 import { short } from "../../lib/format";
 
-/** `version` is what is asked for, which of a base model is its name, and `weights` what becomes live then. */
-export type Deployable = { version: string; weights: string; what: string; created_us: number };
+/** `version` is what is asked for, which of a base model is its name, `weights` what becomes live then, and `href` the page of whoever made them. */
+export type Deployable = { version: string; weights: string; what: string; href: string | null; created_us: number };
 
 /** What it is, and which weights those are. */
 export function called(each: Deployable): string {
@@ -16,13 +16,13 @@ export async function deployables(base?: string): Promise<Deployable[]> {
   const runOf = new Map(runs.map((run) => [run.id, run]));
   const found = new Map<string, Deployable>();
   for (const job of jobs) {
-    if (job.result && (!base || job.spec.base_model === base)) found.set(job.result.version, { version: job.result.version, weights: job.result.version, what: `what job ${job.spec.name} ended with`, created_us: job.finished_us ?? job.updated_us });
+    if (job.result && (!base || job.spec.base_model === base)) found.set(job.result.version, { version: job.result.version, weights: job.result.version, what: `what job ${job.spec.name} ended with`, href: `/runs/${job.id}`, created_us: job.finished_us ?? job.updated_us });
   }
   for (const snapshot of snapshots) {
     const run = runOf.get(snapshot.run_id);
     if (!snapshot.version || found.has(snapshot.version) || (base && run?.base_model !== base)) continue;
-    found.set(snapshot.version, { version: snapshot.version, weights: snapshot.version, what: `snapshot ${snapshot.name} of ${run?.name ?? snapshot.run_id}, step ${snapshot.step}`, created_us: snapshot.created_us });
+    found.set(snapshot.version, { version: snapshot.version, weights: snapshot.version, what: `snapshot ${snapshot.name} of ${run?.name ?? snapshot.run_id}, step ${snapshot.step}`, href: `/runs/${snapshot.run_id}`, created_us: snapshot.created_us });
   }
   const newest = [...found.values()].sort((a, b) => b.created_us - a.created_us);
-  return [...newest, ...models.filter((model) => !base || model.alias === base).map((model) => ({ version: model.alias, weights: model.base_hash, what: `the base model ${model.alias}`, created_us: 0 }))];
+  return [...newest, ...models.filter((model) => !base || model.alias === base).map((model) => ({ version: model.alias, weights: model.base_hash, what: `the base model ${model.alias}`, href: null, created_us: 0 }))];
 }

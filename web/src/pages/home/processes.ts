@@ -42,12 +42,24 @@ export function processesOf(status: Status, { replicas: { silent }, runners }: H
   /** Of these bases replicas answer, and engines only train. */
   const replicated = new Set(status.replicas.flatMap(({ base_hash, serves, wanted }) => (wanted && serves === "production" ? [base_hash] : [])));
   return [
-    ...status.engines.map((engine) => shown(`engine of ${engine.aliases.join(", ")}`, engine.ready ? (engine.stands_in ? "stands in" : "ready") : "starting", engine.stands_in ? "warn" : undefined, replicated.has(engine.base_hash) ? "training" : "training, production", engine.detail)),
+    ...status.engines.map((engine) => shown(engineOf(engine), engine.ready ? (engine.stands_in ? "stands in" : "ready") : "starting", engine.stands_in ? "warn" : undefined, replicated.has(engine.base_hash) ? "training" : "training, production", engine.detail)),
     ...status.replicas.map((replica) => shown(replica.name, silent.includes(replica.name) ? "silent" : replica.ready ? "ready" : replica.wanted ? "starting" : NOT_NEEDED, undefined, replica.serves, replica.detail)),
     ...silent.filter((name) => !known.has(name)).map((name) => shown(name, "silent", undefined, "", {})),
     ...runners.map((name): Process => ({ name: `runner ${name}`, state: "ready", kind: undefined, serves: "jobs", root: "", answers: "–", versions: "–", checked: "–", condemned: "–" })),
   ];
 }
+
+/** Of those the engine and the replicas of one base model; `process` is what each is called where it is said who has proved something. */
+export function serversOf(status: Status, health: Health, base: string): (Process & { process: string })[] {
+  const known = new Map(processesOf(status, health).map((each) => [each.name, each]));
+  const names = [
+    ...status.engines.filter((engine) => engine.base_hash === base).map((engine) => ({ name: engineOf(engine), process: "engine" })),
+    ...status.replicas.filter((replica) => replica.base_hash === base).map(({ name }) => ({ name, process: name })),
+  ];
+  return names.map(({ name, process }) => ({ ...known.get(name)!, process }));
+}
+
+const engineOf = (engine: Status["engines"][number]): string => `engine of ${engine.aliases.join(", ")}`;
 
 function shown(name: string, state: string, kind: string | undefined, serves: string, told: Record<string, unknown>): Process {
   const detail = told as Detail;

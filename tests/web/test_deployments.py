@@ -1,0 +1,84 @@
+"""What is live: which weights those are, who made them, and who holds them in memory."""
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from bloomery.client import Client
+from tests.live import running_server
+from tests.web.conftest import SIZE, WAIT_MS, log_in
+from tests.web.world import BASE, World
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page, Route
+
+pytestmark = [pytest.mark.web, pytest.mark.timeout(600)]
+MADE = "what job taught ended with"
+STARTED_MS = 180_000
+ASKED = [{"role": "user", "content": "red is moon"}]
+
+
+def test_what_is_live_is_told_by_who_made_it_and_leads_there_and_back(page: "Page", world: World, client: Client) -> None:
+    assert world.taught.result is not None
+    version = world.taught.result.version
+    client.deployments.create("told", BASE)
+    client.deployments.promote("told", version, {})
+    answered = client.chat("told", ASKED, max_tokens=2)
+    page.goto("/deployments/told")
+    history = page.get_by_role("region", name="History")
+    history.get_by_text(f"the base model {BASE}", exact=True).wait_for()
+    history.get_by_role("link", name=MADE).wait_for()
+    page.goto(f"/traces/{answered['id']}")
+    page.get_by_role("region", name=re.compile("^Request")).get_by_role("link", name=MADE).wait_for()
+    page.goto("/")
+    item = page.get_by_role("region", name="What is live").locator(".item").filter(has=page.get_by_role("link", name="told", exact=True))
+    made = item.get_by_role("link", name=MADE)
+    assert made.locator("..").get_attribute("title") == version
+    made.click()
+    page.get_by_role("heading", name="taught", exact=True).wait_for()
+    page.get_by_text("as told, revision 2").wait_for()
+    page.get_by_role("link", name="told", exact=True).click()
+    page.get_by_role("heading", name="told", exact=True).wait_for()
+    page.get_by_role("region", name="Live").get_by_role("link", name=MADE).wait_for()
+
+
+def test_a_run_of_a_program_says_where_its_snapshot_is_live(page: "Page", world: World, client: Client) -> None:
+    (snapshot,) = [each for each in client.snapshots() if each.run_id == world.program]
+    assert snapshot.version is not None
+    page.goto(f"/runs/{world.program}")
+    facts = page.get_by_role("main").locator(".facts")
+    facts.get_by_text("Made", exact=True).wait_for()
+    assert facts.get_by_text("Live", exact=True).count() == 0
+    client.deployments.create("of-a-program", snapshot.version)
+    facts.get_by_text("as of-a-program, revision 1").wait_for()
+
+
+def test_who_serves_a_deployment_is_told_with_whether_it_holds_the_live_version(browser: "Browser", tmp_path: Path) -> None:
+    with running_server(tmp_path / "data", replicas=1) as server, Client(server.url, server.key) as client:
+        run = client.create_run(BASE, 4)
+        client.deployments.create("replicated", run.save_snapshot("served-here").result().version)
+        with browser.new_context(viewport=SIZE, base_url=server.url) as context:
+            page = context.new_page()
+            page.set_default_timeout(WAIT_MS)
+            log_in(page, server.key)
+            page.goto("/deployments/replicated")
+            rows = page.get_by_role("region", name="Who serves it").locator("tbody tr")
+            replica = rows.filter(has=page.get_by_role("cell", name="production", exact=True))
+            replica.get_by_text("ready", exact=True).wait_for(timeout=STARTED_MS)
+            assert rows.filter(has_text=f"engine of {BASE}").get_by_role("cell", name="training", exact=True).count() == 1
+            client.chat("replicated", ASKED, max_tokens=2)
+            held = replica.get_by_text("in memory, proved: ")
+            held.wait_for()
+            roots = {each.process: each.root for each in client.deployments.get("replicated").proved}
+            assert held.locator("[title]").get_attribute("title") == roots[replica.locator("td").first.inner_text()]
+            page.route("**/api/v1/deployments/replicated", proved_by_nobody)
+            page.reload()
+            replica.get_by_text("not in memory", exact=True).wait_for()
+            assert held.count() == 0
+
+
+def proved_by_nobody(route: "Route") -> None:
+    answer = route.fetch()
+    route.fulfill(response=answer, json=answer.json() | {"proved": []})
