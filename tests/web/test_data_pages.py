@@ -88,10 +88,10 @@ def test_a_data_set_is_split_and_deleted(page: "Page", client: Client) -> None:
 def test_tokens_with_loss_are_those_that_are_trained_on(page: "Page", world: World, client: Client) -> None:
     page.goto("/datasets/chats?split=train&row=3")
     row = page.get_by_role("article", name="row 4")
-    row.locator(".learned").first.wait_for()
+    row.locator(".tokens .tinted").first.wait_for()
     version = client.datasets.get("chats").versions[-1]
     (example,) = client.datasets.preview("chats", version.id, model=BASE, limit=1, offset=3)[0].examples
-    assert "".join(row.locator("pre span.learned").all_text_contents()) == "".join(
+    assert "".join(row.locator(".tokens .tinted").all_text_contents()) == "".join(
         text for text, weight in zip(example.texts, example.weights, strict=True) if weight
     )
     row.get_by_role("button", name="As text").click()

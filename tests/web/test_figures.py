@@ -42,10 +42,13 @@ def test_tokens_of_a_rollout_are_coloured_by_what_is_asked_for_and_its_parts_rea
     page.goto(f"/rollouts/{run.id}")
     rollout = page.get_by_role("article", name="rollout 0.0")
     tokens = rollout.get_by_role("group", name="tokens of rollout 0.0").locator("span")
-    for colour, tinted in {"log-probability": 1, "advantage": 3, "loss mask": 2}.items():
+    for colour, tinted in {"log-probability": 1, "advantage": 3, "loss mask": 2, "version": 4}.items():
         page.get_by_label("Colour by").select_option(colour)
         _expect(rollout.locator(".tokens .tinted"), tinted)
     _expect(rollout.locator(".tokens .masked"), 4)
+    first, same, between, _, second, alike = tokens.evaluate_all("all => all.map((each) => getComputedStyle(each).backgroundColor)")
+    assert first == same != second == alike
+    assert between not in (first, second), "what nobody sampled is of no version"
     last = (tokens.last.get_attribute("title") or "").split("\n")
     assert last[1:] == ["log-probability -0.05, 95.1 %", "advantage 0.01", "no loss here", f"version {'b' * 12}"]
     assert tokens.count() == 6

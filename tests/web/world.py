@@ -102,6 +102,7 @@ def places(world: World) -> list[str]:
         "/graders/new",
         "/rollouts",
         f"/rollouts/{world.rewarded.run}",
+        f"/rollouts/{world.rewarded.run}?colour=version",
         "/deployments",
         f"/deployments/{world.deployment}",
         "/traces",

@@ -4,6 +4,8 @@ export type Token = {
   text: string;
   /** What the colour says, from -1 (bad, unlikely) over 0 to 1 (good, likely); null has none. */
   tint: number | null;
+  /** The name of another colour than those of good and bad. */
+  hue?: string;
   /** In italics, and quiet where it has no colour: no loss is taken here. */
   masked?: boolean;
   /** Told when somebody points at it. */
