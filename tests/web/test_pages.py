@@ -11,7 +11,8 @@ from bloomery.types.resources import Price
 from tests.live import LiveServer, wait_until
 from tests.web.conftest import SIZE, WAIT_MS, log_in
 from tests.web.test_data_pages import rows
-from tests.web.world import BASE, HOSTILE, World, trained
+from tests.web.test_hostile import WIDE
+from tests.web.world import BASE, HOSTILE, World, places, trained
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -50,6 +51,17 @@ def test_what_people_and_models_wrote_never_runs(page: "Page", world: World) -> 
     page.get_by_role("row").filter(has_text="length").click()
     page.get_by_text(HOSTILE, exact=True).first.wait_for()
     assert page.locator("img[src=x]").count() == 0
+
+
+def test_no_page_is_wider_than_a_laptop(page: "Page", world: World) -> None:
+    wide: dict[str, list[str]] = {}
+    for place in places(world):
+        page.goto(place)
+        page.get_by_role("heading", level=1).wait_for()
+        page.wait_for_load_state("networkidle")
+        if found := page.evaluate(WIDE):
+            wide[place] = found
+    assert not wide
 
 
 def test_an_address_that_nobody_made_breaks_nothing(page: "Page", world: World) -> None:
