@@ -32,7 +32,7 @@ from bloomery.sync.manifest import Manifest
 from bloomery.sync.publish import weights_key
 from bloomery.sync.state_hash import UNSIGNED, Bits
 from bloomery.types import tensor_file
-from bloomery.types.errors import BloomeryError, Corrupt, NotFound
+from bloomery.types.errors import BloomeryError, Corrupt, Forbidden, NotFound
 from bloomery.types.objects import Objects
 from bloomery.types.operations import Travelled
 from bloomery.types.tensor_file import ITEM_BYTES, TensorSpec
@@ -203,7 +203,11 @@ class RunChain:
 
     def _read(self) -> Versions:
         with self._reading:
-            versions = read_versions(self._objects, self._run_id, self._trusted, known=self._known, read=self._versions)
+            try:
+                versions = read_versions(self._objects, self._run_id, self._trusted, known=self._known, read=self._versions)
+            except Forbidden as error:
+                # Whoever asks for a version of the run has done nothing wrong.
+                raise Corrupt(f"the chain of run {self._run_id} is not what it was: {error.message}") from error
             newest = versions[max(versions)]
             self._versions = versions
             self._known = Known(self._run_id, newest.manifest.epoch, newest.manifest.sequence, newest.hash)

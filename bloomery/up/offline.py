@@ -13,7 +13,7 @@ from bloomery.store.database import Database
 from bloomery.sync.chain.keys import read_keys
 from bloomery.types.errors import NotFound
 from bloomery.types.resources import Collected
-from bloomery.up import layout
+from bloomery.up import layout, tables
 from bloomery.up.lock import locked
 
 _OWNER: Final = Principal(rows.DEFAULT_PROJECT, "command-line", SCOPES)
@@ -24,6 +24,7 @@ def collect_garbage(data: DataDir) -> Collected:
     if not data.version.exists():
         raise NotFound(f"{data.root} is no data directory of Bloomery: nothing to collect")
     with locked(data):
+        tables.check(data)
         layout.bring_up_to_date(data)
         return asyncio.run(_collect(data))
 

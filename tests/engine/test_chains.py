@@ -48,7 +48,7 @@ from bloomery.sync.run_chain import RunChain, Target, chain_folder
 from bloomery.sync.torch_weights import TorchWeights
 from bloomery.train import snapshot
 from bloomery.train.run import TrainableRun
-from bloomery.types.errors import BloomeryError, Conflict, Corrupt, Forbidden, Unavailable
+from bloomery.types.errors import BloomeryError, Conflict, Corrupt, Unavailable
 from bloomery.types.generation import Weights
 from bloomery.types.operations import SnapshotResult
 from bloomery.types.protocol import Execute
@@ -349,7 +349,7 @@ def test_with_a_key_versions_are_signed_and_a_chain_that_somebody_else_wrote_to_
     unsigned = msgspec.structs.replace(signed, signed_by="", signature="")
     for forged, says in ((unsigned, "is not signed"), (unsigned.signed(ANOTHER_KEY), f"`{ANOTHER_KEY.name}` signed it, and only what")):
         path.write_bytes(forged.to_json())
-        with pytest.raises(Forbidden, match=says):
+        with pytest.raises(Corrupt, match=rf"the chain of run run-1 is not what it was: .*{says}"):
             loop.life().load(weights(found[-1]))
     loop.shelf = loop.life()
     loop.run = run(loop.base, loop.shelf, rank=0)

@@ -34,10 +34,20 @@ def test_a_key_that_was_asked_for_once_is_used_ever_after(tmp_path: Path) -> Non
     assert not public.verify(b"it", Ed25519Private(bytes(32)).sign(b"it"))
 
 
+def test_the_half_that_readers_have_is_that_of_the_key_whoever_died_in_between(tmp_path: Path) -> None:
+    data = DataDir(tmp_path)
+    start(data, wanted=True)
+    told = data.chain_key_public.read_bytes()
+    for left in (None, b"00" * 32):
+        data.chain_key_public.unlink() if left is None else data.chain_key_public.write_bytes(left)
+        start(data, wanted=False)
+        assert data.chain_key_public.read_bytes() == told
+
+
 def test_where_runs_have_versions_that_nobody_signed_no_key_is_made(tmp_path: Path) -> None:
     data = DataDir(tmp_path)
     (data.blobs / chain_folder("run-1")).mkdir(parents=True)
-    with pytest.raises(Conflict, match=r"--sign-chains: runs in .* nobody signed"):
+    with pytest.raises(Conflict, match=r"--sign-chains: runs in .* no key is here that signed them.*: put `chain_key` back"):
         start(data, wanted=True)
     assert not data.chain_key.exists()
     start(data, wanted=False)

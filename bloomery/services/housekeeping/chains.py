@@ -89,11 +89,13 @@ class RunChains:
     def remove(self, run_id: str, fence: Lease, versions: Collection[str], before_us: int) -> None:
         """Remove the chain of a run, unless these versions, which rows hold since it was fenced, are nowhere else, or something was written to it."""
         try:
-            chain, lies = self._chain(run_id), self._lying(chain_folder(run_id))[run_id]
-            if lies.written_us < before_us and not self._unstored(chain.sequences(), self._held(versions)[run_id]):
-                chain.remove(fence)
-                del self._chains[run_id]
-            fence.release()
+            try:
+                chain, lies = self._chain(run_id), self._lying(chain_folder(run_id))[run_id]
+                if lies.written_us < before_us and not self._unstored(chain.sequences(), self._held(versions)[run_id]):
+                    chain.remove(fence)
+                    del self._chains[run_id]
+            finally:
+                fence.release()
         except (BloomeryError, OSError) as error:
             log.warning("run %s: its chain was not removed: %s", run_id, error)
 

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, Protocol
 from bloomery.types.errors import Forbidden, InvalidInput, NotSupported
 
 MIN_SECRET_BYTES: Final = 16
-_RAW_BYTES: Final = 32
+RAW_BYTES: Final = 32
 _NAME_DIGITS: Final = 16
 
 
@@ -97,7 +97,7 @@ class Ed25519Public:
 class Keys(NamedTuple):
     """What one who writes signs with, and whom those who read trust; without any nothing is signed, and nothing is asked."""
 
-    signer: Signer | None = None
+    signer: Ed25519Private | None = None
     trusted: tuple[Verifier, ...] = ()
 
 
@@ -108,8 +108,8 @@ def read_keys(path: Path) -> Keys:
     """Of the private key in this file, if it is there."""
     if not path.exists():
         return NO_KEYS
-    if len(raw := path.read_bytes()) != _RAW_BYTES:
-        raise InvalidInput(f"{path} holds {len(raw)} bytes, and an ed25519 key has {_RAW_BYTES}")
+    if len(raw := path.read_bytes()) != RAW_BYTES:
+        raise InvalidInput(f"{path} holds {len(raw)} bytes, and an ed25519 key has {RAW_BYTES}")
     key = Ed25519Private(raw)
     return Keys(key, (key.public,))
 
@@ -132,8 +132,8 @@ def _names(trusted: Sequence[Verifier]) -> str:
 
 
 def _check_raw(raw: bytes) -> None:
-    if len(raw) != _RAW_BYTES:
-        raise InvalidInput(f"an ed25519 key has {_RAW_BYTES} bytes, not {len(raw)}")
+    if len(raw) != RAW_BYTES:
+        raise InvalidInput(f"an ed25519 key has {RAW_BYTES} bytes, not {len(raw)}")
 
 
 def _missing() -> NotSupported:
