@@ -64,7 +64,8 @@ def train(work: Work) -> JobResult:
         if unseen is not None:
             with rewards(unseen) as rewarded:
                 compared += compare_rewards(work, held_out_groups(method, both, held_out, rewarded), "held_out_reward")
-    return loop.published.result(compared, telling(replies(groups, words, work.tokenizer)), loop.first)
+    samples = telling(replies(groups, words, work.tokenizer)) if wanted.answers else []
+    return loop.published.result(compared, samples, loop.first)
 
 
 def require_trust(work: Work, method: Reinforcement, given: Sequence[Problem], opened: Opened) -> None:

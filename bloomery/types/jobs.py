@@ -118,7 +118,7 @@ class Evaluation(Resource):
     answers: Annotated[int, Field(ge=0, le=4096)] = 64
     """So many of them are answered by both models at the end, by the likeliest tokens; 0: none. Supervised fine-tuning compares all of these with the
     rows' own; of preferences and distillation 16 rows at most are answered, to be shown. Of reinforcement every held-out prompt is answered four
-    times at temperature 1, whatever this is."""
+    times at temperature 1, and what is shown are answers of these; 0: none are kept."""
     max_tokens: Count = 128
     """Of such an answer to a row; answers to prompts have `max_tokens` of the method."""
 

@@ -260,15 +260,18 @@ class Revision(Resource):
     updated_us: int
 
 
+SwapKind = Literal["created", "promoted", "rolled_back"]
+
+
 class Swap(Resource):
     """Another revision of a deployment became live."""
 
-    kind: Literal["created", "promoted", "rolled_back"]
+    kind: SwapKind
     from_revision: int | None
     """Which was live before; None where the deployment began."""
     to_revision: int
     staging_s: float
-    """How long whoever serves took to have the weights in memory, proved, before."""
+    """How long the swap waited, before, for those who serve to have the weights in memory, proved; who was away then has them when it is back."""
     by: str
     """The name of the key that asked for it."""
     at_us: int

@@ -21,6 +21,8 @@ from tests.services.stage import BASE_TARGET, chat
 
 STEP = OptimStep(adam=AdamParams(learning_rate=1e-3))
 MSGPACK = {"content-type": "application/msgpack"}
+GONE = "0123456789abcdef" * 2
+"""The hash of a base that is served no more."""
 _results: msgspec.msgpack.Decoder[Result] = msgspec.msgpack.Decoder(Result)
 
 
@@ -231,6 +233,9 @@ def test_the_loop_of_deploy_record_judge_and_curate(server: Server) -> None:
     assert ok(server, "GET", "/spans/totals?base_model=tiny")["total"]["requests"] == 1
     unknown = server.http.get("/api/v1/spans?base_model=nothing")
     assert (unknown.status_code, unknown.json()["error"]["field"]) == (404, "base_model")
+    gone = Target(Weights(version=GONE), GONE, None, None, "gone")
+    server.services.traffic.record(chat("chatcmpl-4", "a question", target=gone))
+    assert [span["id"] for span in ok(server, "GET", f"/spans?base_model={GONE}")["data"]] == ["chatcmpl-4"]
     second = ok(server, "POST", "/datasets/data/curate", {"parent": first["id"]})
     page = ok(server, "GET", f"/datasets/data/versions/{second['id']}/rows?split=train&offset=2")
     assert page["data"][0]["messages"] == [{"role": "user", "content": "new question"}, {"role": "assistant", "content": "4"}]

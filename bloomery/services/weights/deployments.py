@@ -8,7 +8,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from enum import StrEnum
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, get_args
 
 from sqlalchemy import ColumnElement, Connection, Row, Select, func, insert, select, update
 
@@ -29,7 +29,7 @@ from bloomery.store.events import record_event
 from bloomery.types.errors import Conflict, InvalidInput, NotFound
 from bloomery.types.generation import Weights
 from bloomery.types.ids import new_id, now_us
-from bloomery.types.resources import Deployment, Page, Price, Revision, Swap
+from bloomery.types.resources import Deployment, Page, Price, Revision, Swap, SwapKind
 
 _SWAP: Final = "deployment."
 """What the kinds of events begin with that tell of a swap."""
@@ -303,7 +303,11 @@ def _swaps(connection: Connection, project: str, name: str, limit: int, offset: 
 
 def _swaps_of(project: str, deployment_id: str) -> Select[Any]:
     table = rows.event.c
-    return select(rows.event).where(table.subject == deployment_id, table.project == project, table.kind.startswith(_SWAP)).order_by(table.seq.desc())
+    return (
+        select(rows.event)
+        .where(table.subject == deployment_id, table.project == project, table.kind.in_([_SWAP + kind for kind in get_args(SwapKind)]))
+        .order_by(table.seq.desc())
+    )
 
 
 _REVISIONS: Final = rows.revision.join(rows.deployment, rows.revision.c.deployment_id == rows.deployment.c.id)

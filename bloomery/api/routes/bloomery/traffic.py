@@ -1,5 +1,6 @@
 """Recorded traffic and the feedback on it."""
 
+import re
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query
@@ -7,6 +8,7 @@ from fastapi import APIRouter, Depends, Query
 from bloomery.api.deps import Caller, Svc
 from bloomery.api.repeats import Again
 from bloomery.api.routes.bloomery.paging import Limit, Offset
+from bloomery.services.core import Services
 from bloomery.services.data.span_filter import SpanFilter
 from bloomery.types.resources import Feedback, GiveFeedback, Page, Span, SpanDetail, TimeUs
 from bloomery.types.traffic import SpanKind, SpanOrder, SpanStatus, TrafficReport
@@ -16,6 +18,13 @@ Kinds = Annotated[tuple[SpanKind, ...], Query()]
 """Repeated: `kind=chat&kind=completion`."""
 
 router = APIRouter(tags=["traffic"])
+
+
+def _base_hash(services: Services, name: str) -> str:
+    """Of a base by its name or hash; requests to one that is served no more are found by its hash."""
+    if services.models.named(name) is None and re.fullmatch(r"[0-9a-f]{32}", name):
+        return name
+    return services.models.resolve(name).base_hash
 
 
 async def _filter(
@@ -32,7 +41,7 @@ async def _filter(
 ) -> SpanFilter:
     return SpanFilter(
         deployment=deployment,
-        base=None if base_model is None else services.models.resolve(base_model).base_hash,
+        base=None if base_model is None else _base_hash(services, base_model),
         episode=episode,
         kinds=kind,
         status=status,
