@@ -61,6 +61,8 @@ NUMERICS: Final[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {
 }
 """And what a form is called that has them."""
 BATCH, LEARNING_RATE, WARM_UP, PRODUCT_ROUNDS, HEAD_DIM = 16, 1e-3, 2, 9, 64
+IGNORED: Final = -100
+"""The label of a token without a loss, as transformers has it."""
 PROMPT: Final = 2
 """One in so many tokens has no loss."""
 OUR_WAITING: Final = thread_waits("engine")
@@ -97,7 +99,7 @@ def random_batches(vocab_size: int, steps: int, rows_each: int = BATCH, lengths:
     rows = []
     for length in noise.integers(*lengths, steps * rows_each).tolist():
         tokens = noise.integers(5, vocab_size, length + 1).tolist()
-        rows.append({"input_ids": tokens, "labels": [-100] * (len(tokens) // PROMPT) + tokens[len(tokens) // PROMPT :]})
+        rows.append({"input_ids": tokens, "labels": [IGNORED] * (len(tokens) // PROMPT) + tokens[len(tokens) // PROMPT :]})
     return [rows[start : start + rows_each] for start in range(0, len(rows), rows_each)]
 
 
@@ -218,10 +220,10 @@ def _product_seconds(rows: int, outputs: int, inputs: int, dtype: torch.dtype, *
 
 def _data(batch: list[Row]) -> tuple[Datum, ...]:
     """Weights that make the sum the mean that TRL trains."""
-    learned = sum(label != -100 for row in batch for label in row["labels"][1:])
+    learned = sum(label != IGNORED for row in batch for label in row["labels"][1:])
     data = []
     for row in batch:
-        weights = np.array([0.0 if label == -100 else 1 / learned for label in row["labels"][1:]], np.float32)
+        weights = np.array([0.0 if label == IGNORED else 1 / learned for label in row["labels"][1:]], np.float32)
         inputs = {"target_tokens": Array.of(np.array(row["input_ids"][1:], np.int64)), "weights": Array.of(weights)}
         data.append(Datum(tokens=Array.of(np.array(row["input_ids"][:-1], np.int32)), inputs=inputs))
     return tuple(data)

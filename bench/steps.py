@@ -2,11 +2,10 @@
 
 The same weights, batches and learning rate, in turns in one process; each variant, all parameters or an adapter of rank 8 in float32 or bfloat16, has
 a model of its own on both sides. Ours runs as the engine runs it, in micro-batches of `--budget` tokens, of which the first is what a run of this
-width has by default, and asks for metrics alone. The peer has the whole batch in one, padded, and also packed without padding: in one row, by
-whose positions transformers keeps texts apart; sdpa, no checkpoints of activations, and torch's fused AdamW; an adapter is
-that of `peft`. In bfloat16 its weights are in bfloat16, as ours are. Tokens per second are real ones, padding not counted, of the median step;
-`losses_apart` is how far
-those of the padded peer are from ours and from the packed one's, at most.
+width has by default, and asks for metrics alone. The peer has the whole batch at once, padded, and also packed in one row, by whose positions
+transformers keeps texts apart; sdpa, no checkpoints of activations, and torch's fused AdamW; an adapter is that of `peft`. In bfloat16 its weights
+are in bfloat16, as ours are. Tokens per second are real ones, padding not counted, of the median step; `losses_apart` is how far those of the padded
+peer are from ours and from the packed one's, at most.
 """
 
 import argparse
@@ -27,12 +26,11 @@ from transformers import Qwen3ForCausalLM
 
 from bench.line import Line, parser_of
 from bench.machine import device_name
-from bench.sft import LEARNING_RATE, VARIANTS, Row, Trainer, random_batches
+from bench.sft import IGNORED, LEARNING_RATE, VARIANTS, Row, Trainer, random_batches
 from bench.shapes import SHAPES, write_directory
 from bloomery.types.batching import micro_batch_tokens
 
 WARM_UP: Final = 2
-IGNORED: Final = -100
 Step = Callable[[list[Row]], float]
 """Trains on a batch and gives its mean loss."""
 
