@@ -40,6 +40,9 @@ def main() -> None:
             "traces": ("/traces?deployment=front", "light"),
             "price": ("/deployments/front", "light"),
             "pairs": (f"/labelling?evaluation={world.evaluation}&mode=pairs", "dark"),
+            "compare": (f"/runs/compare?of={world.taught.id},{world.rewarded.id}", "light"),
+            "grader": ("/graders/right", "dark"),
+            "playground": ("/playground?model=front&beside=plain", "light"),
         }
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
@@ -78,8 +81,27 @@ def named(page: Page) -> None:
     page.get_by_role("complementary", name="What it would take").locator("dl[aria-busy=false]").wait_for()
 
 
+def answered(page: Page) -> None:
+    """Both sides have answered the same question."""
+    page.get_by_label("Most tokens").fill("48")
+    page.get_by_label("Message", exact=True).fill("what is the colour of the sky")
+    page.get_by_label("Message", exact=True).press("Enter")
+    for side in ("left", "right"):
+        page.get_by_role("region", name=side).get_by_text("tokens in").wait_for()
+
+
+def tried(page: Page) -> None:
+    """Scores of sample rows stand beside them."""
+    page.get_by_label("Rows of a data set").select_option("prompts")
+    sampled = page.get_by_role("region", name="Try it")
+    sampled.get_by_role("button", name="Run").click()
+    sampled.locator("td.number b").first.wait_for()
+
+
 POSED: Final[dict[str, Callable[[Page], object]]] = {
+    "grader": tried,
     "job": named,
+    "playground": answered,
     "price": lambda page: page.get_by_role("button", name="Change the price").click(),
     "traces": lambda page: page.get_by_role("row").filter(has_text="helpful: true").first.click(),
 }
