@@ -103,6 +103,24 @@ def test_what_it_would_take_follows_what_is_typed_and_what_is_known_to_be_wrong_
     assert "typed" not in {job.spec.name for job in client.jobs.list()}
 
 
+def test_what_was_wrong_before_it_was_mended_holds_no_job_back_while_the_server_cannot_say_more(tried: "Page", client: Client) -> None:
+    from playwright.sync_api import expect
+
+    page, steps = tried, tried.locator('[id="field-method.steps"]')
+    distillation(page)
+    steps.fill("0")
+    taken(page).get_by_role("alert").filter(has_text="greater than or equal to 1").wait_for()
+    start = page.get_by_role("button", name="Start the job")
+    assert start.is_disabled()
+    refusal = {"error": {"code": "overloaded", "message": "ask a little later", "field": None}}
+    page.route(re.compile("/api/v1/jobs/resolve"), lambda route: route.fulfill(status=503, json=refusal))
+    steps.fill("3")
+    taken(page).get_by_role("alert").filter(has_text="ask a little later").wait_for()
+    expect(start).to_be_enabled(timeout=WAIT_MS)
+    assert taken(page).get_by_text("greater than or equal to 1").count() == 0
+    assert steps.get_attribute("aria-invalid") != "true"
+
+
 def test_a_number_that_is_being_written_is_left_as_it_is_written(page: "Page", client: Client) -> None:
     page.goto("/jobs")
     rate = page.get_by_label("Learning rate", exact=True)
