@@ -177,6 +177,25 @@ def test_why_a_job_stands_still_is_said_once_and_for_whom_has_the_page(page: "Pa
     page.get_by_role("button", name="Waive…").wait_for()
 
 
+def test_a_key_that_may_train_alone_sees_the_page_of_a_job_without_where_it_is_live(browser: "Browser", server: LiveServer, client: Client) -> None:
+    job = made(client, "watched", Distillation(teacher=BASE, steps=1, prompts_per_step=2, samples=2, max_tokens=8))
+    client.jobs.wait(job, TRAINED_MS / 1000)
+    with Client(server.url, server.key) as admin:
+        trains = admin.keys.create("trains", ["train"], project="forms").key
+    with browser.new_context(viewport=SIZE, base_url=server.url) as context:
+        page = context.new_page()
+        page.set_default_timeout(WAIT_MS)
+        log_in(page, trains)
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto(f"/runs/{job}")
+        page.get_by_role("heading", name="watched", exact=True).wait_for()
+        page.locator(".facts").get_by_text("not known: ").wait_for()
+        page.get_by_role("region", name="What came of it").wait_for()
+        assert page.get_by_role("main").get_by_role("alert").count() == 0
+        assert not [url for url in asked if "/api/v1/snapshots" in url], "those of other runs say nothing of this one"
+
+
 def test_what_was_compared_with_nothing_says_so_instead_of_an_empty_table(page: "Page", client: Client) -> None:
     job = made(client, "uncompared", Distillation(teacher=BASE, steps=1, prompts_per_step=2, samples=2, max_tokens=8))
     client.jobs.wait(job, TRAINED_MS / 1000)
