@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bloomery.client import Client
+from tests.web.test_presses import hold, told
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -58,8 +59,14 @@ def test_the_next_version_of_a_grader_is_asked_for_until_it_is_kept(page: "Page"
     question.get_by_role("button", name="Go on writing").click()
     assert version.input_value() == "2"
     assert page.get_by_label("Source").input_value() == WRITTEN
+    held = hold(page, "**/api/v1/graders", method="POST")
     page.get_by_role("button", name="Keep as the next version").click()
+    page.get_by_role("button", name="Keeping…").wait_for()
+    for box in ("Source", "Everything else, as JSON"):
+        assert page.get_by_label(box).is_disabled(), "what is written now would be lost once this is kept"
+    told(page, held)
     page.get_by_text("What is known of version 3").wait_for()
+    assert page.get_by_label("Source").is_enabled()
     version.select_option("1")
     page.get_by_text("What is known of version 1").wait_for()
     assert question.count() == 0
