@@ -44,6 +44,25 @@ def test_what_is_live_is_told_by_who_made_it_and_leads_there_and_back(page: "Pag
     page.get_by_role("region", name="Live").get_by_role("link", name=MADE).wait_for()
 
 
+def test_what_versions_are_called_is_read_for_the_first_request_that_is_opened_and_not_for_each(page: "Page", world: World, client: Client) -> None:
+    assert world.taught.result is not None
+    client.deployments.create("named-once", world.taught.result.version)
+    for _ in range(2):
+        client.chat("named-once", ASKED, max_tokens=2)
+    page.goto("/traces?deployment=named-once")
+    rows = page.get_by_role("row").filter(has_text="named-once, rev. 1")
+    rows.nth(1).wait_for()
+    opened = page.get_by_role("region", name=re.compile("^Request"))
+    rows.first.click()
+    opened.get_by_role("link", name=MADE).wait_for()
+    first = opened.get_attribute("aria-label")
+    # Whoever reads it again waits for ever.
+    page.route("**/api/v1/snapshots?*", lambda route: None)
+    rows.nth(1).click()
+    opened.and_(page.locator(f"[aria-label='{first}']")).wait_for(state="detached")
+    opened.get_by_role("link", name=MADE).wait_for()
+
+
 def test_a_run_of_a_program_says_where_its_snapshot_is_live(page: "Page", world: World, client: Client) -> None:
     (snapshot,) = [each for each in client.snapshots() if each.run_id == world.program]
     assert snapshot.version is not None

@@ -1,4 +1,5 @@
 // What can be deployed: what jobs ended with, named snapshots of runs, and base models.
+import type { Row } from "../../answers";
 import { getAll } from "../../lib/api";
 import { short } from "../../lib/format";
 
@@ -10,9 +11,16 @@ export function called(each: Deployable): string {
   return `${each.what} (${short(each.weights)})`;
 }
 
-/** The newest first; of one base model where it is named. */
+/** What there is, read; of one base model where it is named. */
 export async function deployables(base?: string): Promise<Deployable[]> {
   const [snapshots, runs, jobs, models] = await Promise.all([getAll("/api/v1/snapshots"), getAll("/api/v1/runs"), getAll("/api/v1/jobs", {}, { state: "succeeded" }), getAll("/api/v1/models")]);
+  return deployablesOf({ snapshots, runs, jobs, models }, base);
+}
+
+type Known = { snapshots: readonly Row<"/api/v1/snapshots">[]; runs: readonly Row<"/api/v1/runs">[]; jobs: readonly Row<"/api/v1/jobs">[]; models: readonly Row<"/api/v1/models">[] };
+
+/** The newest first. */
+export function deployablesOf({ snapshots, runs, jobs, models }: Known, base?: string): Deployable[] {
   const runOf = new Map(runs.map((run) => [run.id, run]));
   const found = new Map<string, Deployable>();
   for (const job of jobs) {

@@ -21,8 +21,16 @@ export type Training = {
   job: Job | null;
 };
 
-export async function trainings(most = 2000): Promise<Training[]> {
+export async function trainings(most?: number): Promise<Training[]> {
+  return trainingsOf(await jobsAndRuns(most));
+}
+
+export async function jobsAndRuns(most = 2000): Promise<{ jobs: Job[]; runs: Run[] }> {
   const [jobs, runs] = await Promise.all([getAll("/api/v1/jobs", {}, {}, most), getAll("/api/v1/runs", {}, {}, most)]);
+  return { jobs, runs };
+}
+
+export function trainingsOf({ jobs, runs }: { jobs: readonly Job[]; runs: readonly Run[] }): Training[] {
   const ofJobs = new Set(jobs.map((job) => job.run));
   const all = [...jobs.map(ofJob), ...runs.filter((run) => !ofJobs.has(run.id)).map(ofRun)];
   return all.sort((a, b) => b.created_us - a.created_us);
