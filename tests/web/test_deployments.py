@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.web, pytest.mark.timeout(600)]
 MADE = "what job taught ended with"
 STARTED_MS = 180_000
+SHOWN = 20
+"""Swaps, until somebody asks for more."""
 ASKED = [{"role": "user", "content": "red is moon"}]
 
 
@@ -72,6 +74,26 @@ def test_a_run_of_a_program_says_where_its_snapshot_is_live(page: "Page", world:
     assert facts.get_by_text("Live", exact=True).count() == 0
     client.deployments.create("of-a-program", snapshot.version)
     facts.get_by_text("as of-a-program, revision 1").wait_for()
+
+
+def test_of_many_swaps_the_newest_are_read_and_the_rest_when_somebody_asks(page: "Page", world: World, client: Client) -> None:
+    assert world.taught.result is not None
+    client.deployments.create("to-and-fro", BASE)
+    client.deployments.promote("to-and-fro", world.taught.result.version, {})
+    for number in range(SHOWN):
+        client.deployments.rollback("to-and-fro", 1 + number % 2)
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url) if "/to-and-fro/swaps" in request.url else None)
+    page.goto("/deployments/to-and-fro")
+    swaps = page.get_by_role("region", name="Swaps")
+    every = swaps.get_by_role("button", name="Show every swap")
+    every.wait_for()
+    assert swaps.locator("tbody tr").count() == SHOWN
+    assert {re.findall(r"limit=(\d+)", url)[0] for url in asked} == {str(SHOWN + 1)}
+    every.click()
+    swaps.get_by_role("cell", name="deployed as revision 1").wait_for()
+    assert swaps.locator("tbody tr").count() == SHOWN + 2
+    assert every.count() == 0
 
 
 def test_who_serves_a_deployment_is_told_with_whether_it_holds_the_live_version(browser: "Browser", tmp_path: Path) -> None:
