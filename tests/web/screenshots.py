@@ -1,5 +1,6 @@
 """The pictures of `docs/dashboard.md`: `python -m tests.web.screenshots` takes them again, of a server with something on every page."""
 
+import json
 import shutil
 import sys
 from collections.abc import Callable
@@ -83,8 +84,9 @@ def named(page: Page) -> None:
 
 def answered(page: Page) -> None:
     """Both sides have answered the same question."""
+    page.get_by_label("System message").fill("Write as JSON.")
     page.get_by_label("Most tokens").fill("48")
-    page.get_by_label("Message", exact=True).fill("what is the colour of the sky")
+    page.get_by_label("Message", exact=True).fill("fish is iron, green is chair")
     page.get_by_label("Message", exact=True).press("Enter")
     for side in ("left", "right"):
         page.get_by_role("region", name=side).get_by_text("tokens in").wait_for()
@@ -94,11 +96,16 @@ def tried(page: Page) -> None:
     """Scores of sample rows stand beside them."""
     page.get_by_label("Rows of a data set").select_option("prompts")
     sampled = page.get_by_role("region", name="Try it")
+    for number in (1, 2):
+        right = json.loads(sampled.get_by_label(f"fields of row {number}").input_value())["pairs"]
+        said = right if number == 1 else dict.fromkeys(right, "red")
+        sampled.get_by_label(f"output {number}", exact=True).fill(json.dumps(said))
     sampled.get_by_role("button", name="Run").click()
     sampled.locator("td.number b").first.wait_for()
 
 
 POSED: Final[dict[str, Callable[[Page], object]]] = {
+    "home": lambda page: page.get_by_role("link", name="what job taught ended with").first.wait_for(),
     "grader": tried,
     "job": named,
     "playground": answered,
