@@ -1,6 +1,7 @@
 """The pictures of `docs/dashboard.md`: `python -m tests.web.screenshots` takes them again, of a server with something on every page."""
 
 import json
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -8,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Page, expect, sync_playwright
 
 from bloomery.client import Client
 from bloomery.types.resources import Price
@@ -97,7 +98,9 @@ def tried(page: Page) -> None:
     page.get_by_label("Rows of a data set").select_option("prompts")
     sampled = page.get_by_role("region", name="Try it")
     for number in (1, 2):
-        right = json.loads(sampled.get_by_label(f"fields of row {number}").input_value())["pairs"]
+        fields = sampled.get_by_label(f"fields of row {number}")
+        expect(fields).to_have_value(re.compile("pairs"), timeout=WAIT_MS)
+        right = json.loads(fields.input_value())["pairs"]
         said = right if number == 1 else dict.fromkeys(right, "red")
         sampled.get_by_label(f"output {number}", exact=True).fill(json.dumps(said))
     sampled.get_by_role("button", name="Run").click()
