@@ -43,7 +43,7 @@ NoPage = Callable[[Request], Awaitable[Response | None]]
 log = logging.getLogger(__name__)
 
 
-def install(app: FastAPI, no_page: NoPage | None = None) -> None:
+def install(app: FastAPI, no_page: NoPage) -> None:
     """Answer every error of the app in its caller's envelope, but for who looks for a page."""
     app.add_exception_handler(BloomeryError, _answer_ours)
     app.add_exception_handler(RequestValidationError, _answer_validation)
@@ -118,10 +118,10 @@ async def _answer_validation(request: Request, error: Exception) -> JSONResponse
     return respond(request.url.path, invalid_input(error))
 
 
-async def _answer_http(no_page: NoPage | None, request: Request, error: Exception) -> Response:
+async def _answer_http(no_page: NoPage, request: Request, error: Exception) -> Response:
     """What the framework itself refuses: unknown paths and wrong methods."""
     assert isinstance(error, HTTPException)
-    if error.status_code == 404 and no_page is not None and (page := await no_page(request)) is not None:
+    if error.status_code == 404 and (page := await no_page(request)) is not None:
         return page
     refusal: BloomeryError = InvalidInput(f"{request.method} {request.url.path}: {error.detail}")
     if error.status_code == 404:

@@ -7,7 +7,9 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from bloomery.api import errors
+from bloomery.api.page import no_page
 from bloomery.types.errors import BloomeryError, Conflict, NotFound, Unauthorized, Unavailable
+from bloomery.ui import Asset
 from tests.api.server import Server, serving
 
 
@@ -111,7 +113,7 @@ def test_an_unforeseen_error_is_a_500_without_its_details() -> None:
 def serving_app_that_breaks() -> TestClient:
 
     app = FastAPI()
-    errors.install(app)
+    errors.install(app, no_page({"/": Asset(b"", "text/html")}))
 
     @app.get("/api/v1/broken")
     async def broken() -> None:
