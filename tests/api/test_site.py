@@ -1,6 +1,7 @@
 """What is served of the dashboard: the build where there is one, its index at every page, words where there is none; and nothing else of the disk."""
 
 import gzip
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +11,8 @@ from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 from bloomery.api import errors
-from bloomery.api.page import no_page, page_router
+from bloomery.api.app import describe
+from bloomery.api.page import _NO_PAGES, no_page, page_router
 from bloomery.ui import PAGES, Asset, site, words
 
 SCRIPT = "console.log('bloomery');\n" * 100
@@ -130,3 +132,9 @@ def test_the_same_build_is_compressed_to_the_same_bytes() -> None:
     assert one is not None
     assert one == other
     assert gzip.decompress(one) == SCRIPT.encode()
+
+
+def test_every_route_that_is_published_begins_as_no_page_does() -> None:
+    beginnings = {f"/{path.split('/')[1]}" for path in json.loads(describe())["paths"]}
+    assert "/v1" in beginnings
+    assert beginnings <= set(_NO_PAGES)
