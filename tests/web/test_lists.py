@@ -1,7 +1,7 @@
 """Lists of requests and of pairs that the server filters, orders, prices and pages: what is shown is what it says."""
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import pytest
 
@@ -12,7 +12,7 @@ from tests.web.conftest import WAIT_MS
 from tests.web.world import BASE
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Locator, Page
 
 pytestmark = [pytest.mark.web, pytest.mark.timeout(600)]
 SAID = [
@@ -23,6 +23,11 @@ SAID = [
 ]
 ANSWER = 6
 """The column that says how many tokens an answer has."""
+MANY: Final = 220
+"""Requests of which not all are in the document."""
+PROMPTS: Final = """shown => [...shown.querySelectorAll("tbody tr[aria-rowindex]")].map((row) => ({
+    place: row.ariaRowIndex - 2, prompt: Number(row.cells[4].innerText.replace(",", "")), answer: Number(row.cells[5].innerText) }))"""
+"""Of the rows in the document, the number of each and how many tokens it says."""
 PAIRED, FEW = 501, 3
 """Rows of two evaluations, one of them more than the server gives in one page."""
 
@@ -40,6 +45,44 @@ def test_requests_are_found_by_what_was_said_of_them_and_the_slowest_come_first(
     page.get_by_role("combobox", name=re.compile("^first the")).select_option("slowest")
     page.wait_for_url(re.compile("order=slowest"))
     _lists(page, [span.out_tokens for span in client.spans.list(deployment="told-of", order="slowest")])
+
+
+def test_of_many_requests_each_row_says_one_and_the_focus_stays_with_it_or_goes(page: "Page", client: Client) -> None:
+    """Rows of the document are written anew with what comes into sight."""
+    client.deployments.create("many", BASE)
+    for number in range(MANY):
+        client.chat("many", [{"role": "user", "content": "red " * (1 + number)}], max_tokens=1 + number % 3, ignore_eos=True)
+    spans = {span.in_tokens: span.out_tokens for span in client.spans.list(deployment="many")}
+    assert len(spans) == MANY
+    page.goto("/traces?deployment=many")
+    table = page.get_by_role("region", name="requests", exact=True)
+    page.get_by_role("status").filter(has_text=re.compile(rf"^{MANY}$")).wait_for()
+    table.get_by_role("button", name="Prompt").click()
+    ordered = sorted(spans, reverse=True)
+    page.wait_for_function(f"""shown => {PROMPTS}(shown)[0]?.prompt === {ordered[0]}""", arg=table.element_handle())
+
+    def shown() -> list[dict[str, int]]:
+        found: list[dict[str, int]] = table.evaluate(PROMPTS)
+        assert [(ordered[row["place"]], spans[row["prompt"]]) for row in found] == [(row["prompt"], row["answer"]) for row in found]
+        return found
+
+    assert len(shown()) < MANY / 2
+    _scrolled(table, 500)
+    kept = table.locator("tr[aria-rowindex='32']")
+    kept.focus()
+    said = kept.inner_text()
+    for top in (600, 1400, 500, 900):
+        _scrolled(table, top)
+        shown()
+        assert page.evaluate("document.activeElement.innerText") == said, f"the focus is lost where {top} pixels are above"
+    for top in (4000, 4400, 7000, 100):
+        _scrolled(table, top)
+        shown()
+        assert page.evaluate("document.activeElement === document.body"), "who left keeps no focus"
+    table.get_by_role("button", name="Prompt").click()
+    ordered = sorted(spans)
+    page.wait_for_function(f"""shown => {PROMPTS}(shown)[0]?.prompt === {ordered[0]}""", arg=table.element_handle())
+    shown()
 
 
 def test_tokens_that_were_kept_cost_what_the_form_says_of_them(page: "Page", client: Client) -> None:
@@ -105,3 +148,9 @@ def _lists(page: "Page", out_tokens: list[int]) -> None:
 
     cells = page.get_by_role("region", name="requests", exact=True).locator(f"tbody td:nth-child({ANSWER})")
     expect(cells).to_have_text([str(tokens) for tokens in out_tokens], timeout=WAIT_MS)
+
+
+def _scrolled(table: "Locator", top: int) -> None:
+    """Until what is in sight then has been written."""
+    table.evaluate("(shown, top) => { shown.scrollTop = top; return new Promise((done) => requestAnimationFrame(() => setTimeout(done))); }", top)
+    assert table.evaluate("shown => shown.scrollTop") == top, "it does not stay where it was scrolled to"

@@ -57,6 +57,16 @@ test("what versions took to travel is told in all, beside their weights", async 
   assert.deepEqual(ofGroup(GROUPS.find(({ title }) => title === "Bytes by codec"), ["sync/tight_bytes"]), ["sync/tight_bytes"]);
 });
 
+test("what stays in sight keeps its row of the document, and what comes takes one that is left", async () => {
+  const { Slots } = await load("parts/slots.ts");
+  const slots = new Slots();
+  assert.deepEqual(slots.give(["a", "b", "c", "d"]), [0, 1, 2, 3]);
+  assert.deepEqual(slots.give(["c", "d", "e", "f"]), [2, 3, 0, 1]);
+  assert.deepEqual(slots.give(["f", "c"]), [1, 2]);
+  assert.deepEqual(slots.give(["x", "f", "y", "c", "z"]), [0, 1, 3, 2, 4]);
+  assert.deepEqual(slots.give([]), []);
+});
+
 test("bins are called by the values in them", async () => {
   const { binNames } = await load("lib/bins.ts");
   assert.deepEqual(binNames({ low: 2, high: 2, width: 0, counts: [3] }), ["2"]);

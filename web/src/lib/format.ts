@@ -1,6 +1,12 @@
 // Numbers, times and names as people read them.
 
 const WHOLE = new Intl.NumberFormat("en");
+// Made once: to make one takes a hundred times as long as to use it, and tables show thousands of moments.
+const TIME = { hour: "numeric", minute: "2-digit", second: "2-digit" } as const;
+const DAY = { month: "numeric", day: "numeric" } as const;
+const MOMENT = new Intl.DateTimeFormat(undefined, { year: "numeric", ...DAY, ...TIME });
+const TIME_OF_DAY = new Intl.DateTimeFormat(undefined, TIME);
+const DAY_AND_TIME = new Intl.DateTimeFormat(undefined, { ...DAY, hour: "numeric", minute: "2-digit" });
 /** Of a dollar. */
 const MOST_DECIMALS = 10;
 
@@ -56,7 +62,12 @@ export function duration(seconds: number | null | undefined): string {
 }
 
 export function moment(us: number | null | undefined): string {
-  return us === null || us === undefined ? "–" : new Date(us / 1000).toLocaleString();
+  return us === null || us === undefined ? "–" : MOMENT.format(us / 1000);
+}
+
+/** The time of day, to the second, where it was since `today_ms`, when the day began; before that the day, too, to the minute. */
+export function recently(us: number, today_ms: number): string {
+  return (us / 1000 >= today_ms ? TIME_OF_DAY : DAY_AND_TIME).format(us / 1000);
 }
 
 /** How long ago; `now` in milliseconds. */
