@@ -44,6 +44,7 @@ from bloomery.models.kernel_probe import probe
 from bloomery.models.load import load_decoder, stored_tensors
 from bloomery.obs.garbage_collector import spare_what_stays
 from bloomery.store.blobs import Blobs
+from bloomery.sync.chain.keys import NO_KEYS
 from bloomery.train import snapshot
 from bloomery.train.full import FullParameters
 from bloomery.train.lora import Lora
@@ -170,7 +171,7 @@ def swaps_figures(found: Sequence[Swapped]) -> dict[str, object]:
 
 async def _engine(model: Decoder, asked: argparse.Namespace) -> dict[str, object]:
     with tempfile.TemporaryDirectory() as place:
-        shelf = BlobShelf(Blobs(Path(place)), model, base_hash=BASE, numerics="bench")
+        shelf = BlobShelf(Blobs(Path(place)), model, base_hash=BASE, numerics="bench", keys=NO_KEYS)
         adapters = [_publish(shelf, _adapter(model, seed), "lora") for seed in range(4)]
         wholes = [_publish(shelf, _whole(model, seed), "full") for seed in range(2)]
         async with EmbeddedEngine(model, shelf, version=BASE) as engine:

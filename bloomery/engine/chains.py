@@ -17,7 +17,7 @@ from bloomery.models.rests import rest
 from bloomery.obs.failpoints import failpoint
 from bloomery.store.blobs import Blobs
 from bloomery.sync import live
-from bloomery.sync.chain.keys import NO_KEYS, Keys
+from bloomery.sync.chain.keys import Keys
 from bloomery.sync.chain.publisher import PublishConfig, Publisher
 from bloomery.sync.chain.retention import RetainConfig, sweep, touch
 from bloomery.sync.codec.delta import BaseWeights
@@ -47,7 +47,7 @@ claimed while nobody is there to say so."""
 class Chains:
     """Those of all runs of a store. One thread at a time publishes; any thread reads."""
 
-    def __init__(self, blobs: Blobs, keys: Keys = NO_KEYS) -> None:
+    def __init__(self, blobs: Blobs, keys: Keys) -> None:
         self._blobs, self._keys = blobs, keys
         self._readers: dict[str, RunChain] = {}
         self._writers: dict[str, _Writer] = {}
@@ -100,7 +100,7 @@ class Chains:
     def _reader(self, run_id: str) -> RunChain:
         with self._lock:
             if run_id not in self._readers:
-                self._readers[run_id] = RunChain.among(self._blobs.objects, run_id, self._keys.trusted)
+                self._readers[run_id] = RunChain.among(self._blobs.objects, run_id, trusted=self._keys.trusted)
             return self._readers[run_id]
 
     def _writer(self, run_id: str) -> "_Writer":

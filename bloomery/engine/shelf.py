@@ -16,7 +16,7 @@ from bloomery.models.threads import one_thread
 from bloomery.obs.failpoints import failpoint
 from bloomery.store.blobs import Blobs
 from bloomery.sync.base import base_key, base_state, expected_base, read_state, write_state
-from bloomery.sync.chain.keys import NO_KEYS, Keys
+from bloomery.sync.chain.keys import Keys
 from bloomery.sync.manifest import Manifest, TensorEntry, verify
 from bloomery.sync.proof import Expected, expected, prove
 from bloomery.sync.publish import manifest_key, publish
@@ -50,7 +50,7 @@ class _Loaded(NamedTuple):
 class BlobShelf:
     """Checkpoints and snapshots as blobs, and the versions among them as weights to sample with."""
 
-    def __init__(self, blobs: Blobs, decoder: Decoder, *, base_hash: str, numerics: str, tokenizer_hash: str = "", keys: Keys = NO_KEYS) -> None:
+    def __init__(self, blobs: Blobs, decoder: Decoder, *, base_hash: str, numerics: str, keys: Keys, tokenizer_hash: str = "") -> None:
         self._tokenizer_hash = tokenizer_hash
         self._blobs, self._decoder, self._base_hash, self._numerics = blobs, decoder, base_hash, numerics
         self._dtype = str(decoder.dtype).removeprefix("torch.")

@@ -68,7 +68,7 @@ class Target(Weights, Protocol):
 class RunChain:
     """One run's chain, to be read; from any thread."""
 
-    def __init__(self, objects: Objects, run_id: str, trusted: Sequence[Verifier] = ()) -> None:
+    def __init__(self, objects: Objects, run_id: str, *, trusted: Sequence[Verifier]) -> None:
         """`trusted` must have signed every version, where keys are named."""
         self._objects, self._run_id, self._trusted = objects, run_id, trusted
         self._versions: Versions = {}
@@ -77,9 +77,9 @@ class RunChain:
         self._reading = Lock()
 
     @classmethod
-    def among(cls, folders: Callable[[str], Objects], run_id: str, trusted: Sequence[Verifier] = ()) -> Self:
+    def among(cls, folders: Callable[[str], Objects], run_id: str, *, trusted: Sequence[Verifier]) -> Self:
         """The chain of a run, where blobs have it; `folders` gives a folder of theirs as objects."""
-        return cls(folders(chain_folder(run_id)), run_id, trusted)
+        return cls(folders(chain_folder(run_id)), run_id, trusted=trusted)
 
     def find(self, root: str) -> ChainManifest | None:
         """The version with this state hash, the newest of several, for whoever would publish it; None where there is none, or where a sweep may

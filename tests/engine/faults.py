@@ -22,6 +22,7 @@ from bloomery.models.fused_adapter import FusedAdapter
 from bloomery.models.load import stored_tensors
 from bloomery.models.tensor_bytes import Packed
 from bloomery.store.blobs import Blobs
+from bloomery.sync.chain.keys import NO_KEYS
 from bloomery.sync.publish import manifest_key
 from bloomery.train import snapshot
 from bloomery.train.run import TrainableRun
@@ -59,7 +60,7 @@ class World(NamedTuple):
 
 def world(directory: Path, rank: int, *, experts: bool = False, learning_rate: float = 3e-2) -> World:
     base, blobs = decoder(experts=experts), Blobs(directory)
-    shelf = BlobShelf(blobs, base, base_hash=BASE_HASH, numerics=NUMERICS)
+    shelf = BlobShelf(blobs, base, base_hash=BASE_HASH, numerics=NUMERICS, keys=NO_KEYS)
     # No power of two: what is multiplied by this scale cannot be divided back.
     trained = run(base, shelf, rank=rank, alpha=12.0)
     lessons = [learn(supervised([20, 40])), step(learning_rate)]

@@ -210,8 +210,8 @@ def test_a_version_that_newer_bases_left_behind_is_found_by_a_replay_until_a_swe
     loop = Loop(tmp_path)
     first, *_ = [loop.publish(MOSTLY, steps=min(place, 1)) for place in range(4)]
     manifest = Manifest.from_json(loop.blobs.get(manifest_key(first.version)))
-    written, blob = loop.shelf._chains, bytes(Chains(loop.blobs).whole(manifest))
-    chain = RunChain.among(loop.blobs.objects, "run-1")
+    written, blob = loop.shelf._chains, bytes(Chains(loop.blobs, NO_KEYS).whole(manifest))
+    chain = RunChain.among(loop.blobs.objects, "run-1", trusted=())
     before = chain.sequences()
     assert written.publish(manifest, blob) == first.travelled
     assert chain.sequences() == before
@@ -240,12 +240,12 @@ def test_the_blob_that_a_chain_gives_is_the_one_that_would_have_been_stored(tmp_
     found = [loop.publish(steps=min(place, 1)) for place in range(3)]
     manifest = Manifest.from_json(loop.blobs.get(manifest_key(found[-1].version)))
     assert manifest.kind == "full"
-    blob = Chains(loop.blobs).whole(manifest)
+    blob = Chains(loop.blobs, NO_KEYS).whole(manifest)
     assert blob == snapshot.write(loop.run.weights)
     assert isinstance(blob.obj, mmap.mmap), "it need not be in memory"
     assert not [path for path in tmp_path.iterdir() if path.is_file()], "and goes with who reads it"
     with pytest.raises(Corrupt, match="is not `snapshots/another`"):
-        Chains(loop.blobs).whole(msgspec.structs.replace(manifest, key="snapshots/another"))
+        Chains(loop.blobs, NO_KEYS).whole(msgspec.structs.replace(manifest, key="snapshots/another"))
 
 
 def test_a_new_life_of_the_engine_goes_on_with_the_chain_where_the_last_one_was(tmp_path: Path) -> None:

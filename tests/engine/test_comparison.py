@@ -9,6 +9,7 @@ from bloomery.engine.shelf import BlobShelf
 from bloomery.infer.fidelity import sample
 from bloomery.models.form import Form
 from bloomery.store.blobs import Blobs
+from bloomery.sync.chain.keys import NO_KEYS
 from bloomery.types.fidelity import prompts
 from bloomery.types.generation import Weights
 from bloomery.types.operations import SnapshotResult
@@ -24,7 +25,7 @@ class Bench:
 
     def __init__(self, directory: Path) -> None:
         model = decoder()
-        self.shelf = BlobShelf(Blobs(directory), model, base_hash=BASE_HASH, numerics="test")
+        self.shelf = BlobShelf(Blobs(directory), model, base_hash=BASE_HASH, numerics="test", keys=NO_KEYS)
         *_, saved = train(run(model, self.shelf), [learn(supervised([30, 40])), step(), SAVE])
         assert isinstance(saved, SnapshotResult)
         self.weights = Weights(version=saved.version, key=saved.key)

@@ -12,6 +12,7 @@ from bloomery.engine.memory import MEMORY_WAIT_S, Memory
 from bloomery.engine.runs import HeldRuns
 from bloomery.engine.shelf import BlobShelf
 from bloomery.store.blobs import Blobs
+from bloomery.sync.chain.keys import NO_KEYS
 from bloomery.types.operations import LoraSpec, OptimStepResult, RunSpec
 from bloomery.types.protocol import CloseRun, Execute, FromEngine, OpenRun, OperationDone, RunClosed, RunOpened
 from tests.train import builders
@@ -32,7 +33,7 @@ class Stage:
         self.sent: list[FromEngine] = []
         served = ModelConfig(alias="small", path="", base_hash=BASE, dtype="float32", threads=1, socket="")
         (directory / "engines").mkdir(exist_ok=True)
-        self.shelf = BlobShelf(Blobs(directory / "blobs"), MODEL, base_hash=BASE, numerics="n")
+        self.shelf = BlobShelf(Blobs(directory / "blobs"), MODEL, base_hash=BASE, numerics="n", keys=NO_KEYS)
         self.runs = HeldRuns(
             EngineConfig(data_dir=str(directory), model=served),
             MODEL,

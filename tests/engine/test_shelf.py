@@ -16,6 +16,7 @@ from bloomery.models.names import stored_places
 from bloomery.store.blobs import Blobs
 from bloomery.sync import live, state_hash
 from bloomery.sync import manifest as sync_manifest
+from bloomery.sync.chain.keys import NO_KEYS
 from bloomery.sync.manifest import Manifest, TensorEntry, root
 from bloomery.sync.publish import manifest_key
 from bloomery.sync.state_hash import Bits, StateHash
@@ -44,7 +45,7 @@ class Kept(NamedTuple):
 
 def kept(family: str, directory: Path, *, rank: int) -> Kept:
     model, blobs = load_decoder(saved(family, directory / "model"), dtype=torch.bfloat16), Blobs(directory / "blobs")
-    shelf = BlobShelf(blobs, model, base_hash=BASE_HASH, numerics="test")
+    shelf = BlobShelf(blobs, model, base_hash=BASE_HASH, numerics="test", keys=NO_KEYS)
     published = train(run(model, shelf, rank=rank), [learn(supervised([20, 40])), step(3e-2), SAVE])[-1]
     assert isinstance(published, SnapshotResult)
     manifest = Manifest.from_json(blobs.get(manifest_key(published.version)))

@@ -100,7 +100,7 @@ async def open_stage(directory: Path, *, mode: RecordMode = "full", capacity: in
             traffic=traffic,
             feedback=Judgements(database, traffic),
             datasets=Datasets(database, blobs, Curation(database, blobs, traffic)),
-            garbage=Garbage(database, blobs, Ephemeral(database, None)),
+            garbage=Garbage(database, blobs, Ephemeral(database, None), trusted=()),
             versions=versions,
         )
 

@@ -49,7 +49,7 @@ class _Lying(NamedTuple):
 class RunChains:
     """Of one store; on whatever thread, one at a time."""
 
-    def __init__(self, blobs: Blobs, trusted: Sequence[Verifier] = ()) -> None:
+    def __init__(self, blobs: Blobs, *, trusted: Sequence[Verifier]) -> None:
         self._blobs, self._trusted = blobs, trusted
         self._manifests: dict[str, _Held | None] = {}
         """Of the versions that rows hold, as far as they are whole models; None of others."""
@@ -160,5 +160,5 @@ class RunChains:
 
     def _chain(self, run_id: str) -> RunChain:
         if run_id not in self._chains:
-            self._chains[run_id] = RunChain.among(self._blobs.objects, run_id, self._trusted)
+            self._chains[run_id] = RunChain.among(self._blobs.objects, run_id, trusted=self._trusted)
         return self._chains[run_id]

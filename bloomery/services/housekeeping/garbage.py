@@ -76,14 +76,14 @@ class Garbage:
         blobs: AsyncBlobs,
         ephemeral: Ephemeral,
         *,
+        trusted: Sequence[Verifier],
         keep_rollouts: int = DEFAULT_KEEP_ROLLOUTS,
-        trusted: Sequence[Verifier] = (),
     ) -> None:
-        """`keep_rollouts`: of the newest steps of each run; `trusted`: who signs the chains of runs."""
+        """`trusted`: who signs the chains of runs; `keep_rollouts`: of the newest steps of each run."""
         self.ephemeral, self._keep_rollouts = ephemeral, keep_rollouts
         self._database = database
         self._blobs = blobs
-        self._chains = RunChains(blobs.blobs, trusted)
+        self._chains = RunChains(blobs.blobs, trusted=trusted)
         self._swept_us = self._forgot_us = 0
         self._one_at_a_time = asyncio.Lock()
 

@@ -39,7 +39,7 @@ class Export(NamedTuple):
 class Exports:
     """Lays versions out; every look-up is confined to what the caller may read."""
 
-    def __init__(self, *, blobs: Blobs, versions: Versions, deployments: Deployments, models: Models, trusted: Sequence[Verifier] = ()) -> None:
+    def __init__(self, *, blobs: Blobs, versions: Versions, deployments: Deployments, models: Models, trusted: Sequence[Verifier]) -> None:
         """`trusted`: who signs the chains of runs."""
         self._blobs, self._versions, self._deployments, self._models, self._trusted = blobs, versions, deployments, models, trusted
 
@@ -73,7 +73,7 @@ class Exports:
         manifest = Manifest.from_json(self._blobs.get(manifest_key(found.weights.version)))
         if not self._blobs.exists(manifest.key):
             # It came by the chain of its run alone. Rows that hold the version hold the blob too.
-            chain = RunChain.among(self._blobs.objects, manifest.run_id, self._trusted)
+            chain = RunChain.among(self._blobs.objects, manifest.run_id, trusted=self._trusted)
             self._blobs.put(manifest.key, chain.whole(manifest, self._blobs.directory))
         part = partial(self._blobs.part, manifest.key)
         chosen: ExportForm = form or ("adapter" if manifest.kind == "lora" else "merged")

@@ -97,11 +97,11 @@ class Ed25519Public:
 class Keys(NamedTuple):
     """What one who writes signs with, and whom those who read trust; without any nothing is signed, and nothing is asked."""
 
-    signer: Ed25519Private | None = None
-    trusted: tuple[Verifier, ...] = ()
+    signer: Ed25519Private | None
+    trusted: tuple[Verifier, ...]
 
 
-NO_KEYS: Final = Keys()
+NO_KEYS: Final = Keys(signer=None, trusted=())
 
 
 def read_keys(path: Path) -> Keys:

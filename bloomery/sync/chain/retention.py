@@ -54,7 +54,7 @@ class Swept(NamedTuple):
     removed: list[str]
 
 
-def sweep(objects: Objects, lease: Lease, *, trusted: Sequence[Verifier] = (), config: RetainConfig | None = None) -> Swept:
+def sweep(objects: Objects, lease: Lease, *, trusted: Sequence[Verifier], config: RetainConfig | None = None) -> Swept:
     """One round. Conflict if the lease was lost; nothing is removed for a chain that cannot be read."""
     lease.renew()
     # Listings and manifests of a large store take longer than a term.

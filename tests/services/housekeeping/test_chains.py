@@ -42,7 +42,7 @@ def swept(blobs: Blobs, config: RetainConfig = AT_ONCE, *, run_id: str = "run-1"
     objects = blobs.objects(chain_folder(run_id))
     with Publisher.open(objects, run_id, holder="engine") as publisher:
         for _ in range(times):
-            sweep(objects, publisher.lease, config=config)
+            sweep(objects, publisher.lease, trusted=(), config=config)
 
 
 def published(loop: Loop, count: int) -> list[SnapshotResult]:
@@ -53,7 +53,7 @@ def published(loop: Loop, count: int) -> list[SnapshotResult]:
 def test_a_version_that_a_row_holds_outlives_sweeps_and_others_do_not(tmp_path: Path) -> None:
     loop = Loop(tmp_path)
     found = published(loop, 4)
-    RunChains(loop.blobs).claim([found[1].version], EARLIER)
+    RunChains(loop.blobs, trusted=()).claim([found[1].version], EARLIER)
     swept(loop.blobs)
     assert [loop.life().load(weights(each)).version for each in found[1:]] == [each.version for each in found[1:]]
     assert found[0].key not in {blob.key for blob in loop.blobs.list("snapshots")}
@@ -62,7 +62,7 @@ def test_a_version_that_a_row_holds_outlives_sweeps_and_others_do_not(tmp_path: 
 
 def test_a_store_that_did_not_answer_costs_no_version_its_claim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loop = Loop(tmp_path)
-    found, claims = published(loop, 3), RunChains(loop.blobs)
+    found, claims = published(loop, 3), RunChains(loop.blobs, trusted=())
 
     def silent(key: str) -> bytes:
         raise Unavailable("the store does not answer")
@@ -79,20 +79,20 @@ def test_a_store_that_did_not_answer_costs_no_version_its_claim(tmp_path: Path, 
 def test_a_claim_outlives_a_server_that_is_away_for_days_and_goes_with_what_it_is_for(tmp_path: Path) -> None:
     loop = Loop(tmp_path)
     found = published(loop, 3)
-    RunChains(loop.blobs).claim([found[0].version], EARLIER)
+    RunChains(loop.blobs, trusted=()).claim([found[0].version], EARLIER)
     (claim,) = loop.blobs.objects(chain_folder("run-1")).list(READERS)
     os.utime(tmp_path / chain_folder("run-1") / claim.key, (1e9, 1e9))
     swept(loop.blobs)
     assert loop.life().load(weights(found[0])).version == found[0].version
     named = loop.publish(3e-2, save=SAVE)
-    RunChains(loop.blobs).claim([named.version], EARLIER)
+    RunChains(loop.blobs, trusted=()).claim([named.version], EARLIER)
     swept(loop.blobs)
     assert len(loop.blobs.objects(chain_folder("run-1")).list(VERSIONS)) == 1
 
 
 def test_one_that_many_newer_ones_have_left_behind_gets_a_blob_if_it_is_held_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chains, "CLAIMED", 2)
-    loop, keeper = Loop(tmp_path), RunChains(Blobs(tmp_path))
+    loop, keeper = Loop(tmp_path), RunChains(Blobs(tmp_path), trusted=())
     found = published(loop, 4)
     held = [found[0].version, found[3].version]
     keeper.claim(held, EARLIER)
@@ -125,7 +125,7 @@ def test_one_whose_blob_cannot_be_written_stays_if_it_can_be_read_and_keeps_no_o
     monkeypatch.setattr(chains, "CLAIMED", 2)
     loop, blobs = Loop(tmp_path), Blobs(tmp_path)
     found = published(loop, 4)
-    keeper, chain = RunChains(blobs), RunChain.among(loop.blobs.objects, "run-1")
+    keeper, chain = RunChains(blobs, trusted=()), RunChain.among(loop.blobs.objects, "run-1", trusted=())
     first = chain._read()[0].manifest.steps[0].object
     harm(blobs, tmp_path / chain_folder("run-1") / first.key)
     for _ in range(2):
@@ -137,7 +137,7 @@ def test_one_whose_blob_cannot_be_written_stays_if_it_can_be_read_and_keeps_no_o
 
 def removed(loop: Loop, held: list[SnapshotResult], before_us: int = LATER, *, meanwhile: Callable[[], list[SnapshotResult]] = list) -> bool:
     """Whether the chain was, of which these were held, and what was published `meanwhile`, behind the first look."""
-    keeper = RunChains(loop.blobs)
+    keeper = RunChains(loop.blobs, trusted=())
     for run_id in keeper.spare([each.version for each in held], before_us):
         now_held = [*held, *meanwhile()]
         fence = keeper.fence(run_id)
@@ -189,7 +189,7 @@ def test_a_chain_that_is_used_while_it_is_looked_at_stays(tmp_path: Path) -> Non
 def test_who_publishes_while_a_chain_is_removed_waits_and_begins_another(tmp_path: Path) -> None:
     loop = Loop(tmp_path)
     published(loop, 2)
-    keeper = RunChains(loop.blobs)
+    keeper = RunChains(loop.blobs, trusted=())
     fence = keeper.fence("run-1")
     assert fence is not None
     with ThreadPoolExecutor(1) as pool:
@@ -283,7 +283,7 @@ def test_chains_lie_in_a_bucket_of_blobs_too(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr("tests.engine.test_chains.Blobs", lambda _: Blobs(bucket))
     loop = Loop(tmp_path)
     first, *_, last = published(loop, 4)
-    RunChains(loop.blobs).claim([first.version, last.version], EARLIER)
+    RunChains(loop.blobs, trusted=()).claim([first.version, last.version], EARLIER)
     swept(loop.blobs)
     assert loop.life().load(weights(first)).version == first.version
     assert removed(loop, [last])

@@ -73,7 +73,7 @@ class Loop:
         await self.garbage(keeping).expire()
 
     def garbage(self, keeping: Keeping) -> Garbage:
-        return Garbage(self.api.database, AsyncBlobs(self.blobs), Ephemeral(self.api.database, self.sessions, keeping=keeping))
+        return Garbage(self.api.database, AsyncBlobs(self.blobs), Ephemeral(self.api.database, self.sessions, keeping=keeping), trusted=())
 
     async def age(self, *, hours: float = 48) -> None:
         """Let everything be older; the session was heard of just now."""

@@ -270,7 +270,7 @@ def test_what_expired_or_was_deleted_is_gone(tmp_path: Path) -> None:
             await api.database.write(lambda connection: connection.execute(past))
             with pytest.raises(NotFound, match="expired"):
                 await api.checkpoints.find(ME, short.path)
-            await Garbage(api.database, AsyncBlobs(engine.blobs), Ephemeral(api.database, None)).expire()
+            await Garbage(api.database, AsyncBlobs(engine.blobs), Ephemeral(api.database, None), trusted=()).expire()
             assert (
                 await api.database.read(lambda connection: connection.scalar(select(rows.checkpoint.c.id).where(rows.checkpoint.c.id == short.id)))
                 is None

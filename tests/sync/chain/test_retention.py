@@ -37,7 +37,7 @@ def chain(objects: Objects, upto: int) -> Publisher:
 def swept(objects: Objects, publisher: Publisher, config: RetainConfig = AT_ONCE) -> Swept:
     """Rounds until nothing is left to do."""
     total = Swept([], [], [])
-    while any(found := sweep(objects, publisher.lease, config=config)):
+    while any(found := sweep(objects, publisher.lease, trusted=(), config=config)):
         total = Swept(*(one + two for one, two in zip(total, found, strict=True)))
         if config.grace_s:
             break
@@ -100,7 +100,7 @@ def test_of_a_writer_and_his_own_sweep_beside_it_each_waits_for_the_turn_and_who
     publisher.publish(version(10), version(11))
     assert watched.seen == [True]
     with pytest.raises(Conflict, match="has lost the lease"):
-        sweep(watched, publisher.lease, config=AT_ONCE)  # type: ignore[arg-type]
+        sweep(watched, publisher.lease, trusted=(), config=AT_ONCE)  # type: ignore[arg-type]
     assert watched.seen == [True, True], "one key went before the lease did"
     assert numbers(folder) == list(range(1, 12))
 
@@ -193,9 +193,9 @@ def test_an_object_that_is_named_after_all_loses_its_tombstone(folder: Folder, t
     ahead.publish(None, version(0))
     delta = ahead.publish(version(0), version(1)).manifest.steps[0].object
     folder.put(delta.key, ahead._objects.get(delta.key, at_most=delta.size)[0])
-    assert set(sweep(folder, publisher.lease, config=LATER).buried) == {stray.key, delta.key}
+    assert set(sweep(folder, publisher.lease, trusted=(), config=LATER).buried) == {stray.key, delta.key}
     publisher.publish(version(0), version(1))
-    assert sweep(folder, publisher.lease, config=LATER).kept == [delta.key]
+    assert sweep(folder, publisher.lease, trusted=(), config=LATER).kept == [delta.key]
     swept(folder, publisher)
     assert folder.head(stray.key) is None
     assert join(folder, tmp_path / "reader", 1) == 1
@@ -204,9 +204,9 @@ def test_an_object_that_is_named_after_all_loses_its_tombstone(folder: Folder, t
 def test_what_was_put_again_after_its_tombstone_is_young_and_stays(folder: Folder) -> None:
     publisher = chain(folder, 0)
     stray = keep(folder, b"stray")
-    sweep(folder, publisher.lease, config=LATER)
+    sweep(folder, publisher.lease, trusted=(), config=LATER)
     keep(folder, b"stray")
-    found = sweep(folder, publisher.lease, config=AT_ONCE)
+    found = sweep(folder, publisher.lease, trusted=(), config=AT_ONCE)
     assert found.removed == []
     assert folder.head(stray.key) is not None
 
@@ -230,13 +230,13 @@ class Busy:
 def test_what_is_put_again_while_a_sweep_runs_stays(folder: Folder) -> None:
     publisher = chain(folder, 0)
     stray, other = keep(folder, b"stray"), keep(folder, b"other")
-    sweep(folder, publisher.lease, config=LATER)
+    sweep(folder, publisher.lease, trusted=(), config=LATER)
 
     def put_again() -> None:
         keep(folder, b"stray")
         aged(folder, stray.key, -10)
 
-    assert sweep(Busy(folder, "obj", put_again), publisher.lease, config=AT_ONCE).removed == [other.key]
+    assert sweep(Busy(folder, "obj", put_again), publisher.lease, trusted=(), config=AT_ONCE).removed == [other.key]
     assert folder.head(stray.key) is not None
     assert folder.list("gc/tombstones") == []
 
@@ -267,7 +267,7 @@ def test_only_who_has_the_lease_sweeps(folder: Folder) -> None:
     publisher = chain(folder, 10)
     chain(folder, 10)
     with pytest.raises(Conflict, match="lost the lease"):
-        sweep(folder, publisher.lease, config=AT_ONCE)
+        sweep(folder, publisher.lease, trusted=(), config=AT_ONCE)
     assert numbers(folder) == list(range(11))
 
 
@@ -285,7 +285,7 @@ def test_nothing_of_a_chain_that_cannot_be_read_is_removed(folder: Folder) -> No
     folder.put("v/000000000009", b"{}")
     before = len(folder.list("obj"))
     with pytest.raises(Corrupt, match="is no manifest"):
-        sweep(folder, publisher.lease, config=AT_ONCE)
+        sweep(folder, publisher.lease, trusted=(), config=AT_ONCE)
     assert len(folder.list("obj")) == before
 
 
@@ -293,7 +293,7 @@ def test_half_written_files_of_long_ago_are_removed(folder: Folder) -> None:
     publisher = chain(folder, 0)
     left = folder._root / "obj" / "half#1"
     left.write_bytes(b"half")
-    sweep(folder, publisher.lease, config=LATER)
+    sweep(folder, publisher.lease, trusted=(), config=LATER)
     assert left.exists()
-    sweep(folder, publisher.lease, config=AT_ONCE)
+    sweep(folder, publisher.lease, trusted=(), config=AT_ONCE)
     assert not left.exists()

@@ -69,14 +69,14 @@ def receive(objects: Objects, folder: Path, upto: int) -> None:
 def retain(objects: Objects) -> None:
     """Sweep until nothing is left to do."""
     with Publisher.open(objects, RUN, holder="sweeper", config=PublishConfig(term_s=0.05)) as publisher:
-        while any(sweep(objects, publisher.lease, config=NO_GRACE)):
+        while any(sweep(objects, publisher.lease, trusted=(), config=NO_GRACE)):
             pass
 
 
 def bury(objects: Objects) -> None:
     """One round, in which nothing has been dead for long enough."""
     with Publisher.open(objects, RUN, holder="trainer") as publisher:
-        sweep(objects, publisher.lease)
+        sweep(objects, publisher.lease, trusted=())
 
 
 def opened(store: str) -> Objects:
