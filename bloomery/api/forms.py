@@ -6,7 +6,7 @@ from email import message_from_string
 from email.message import Message
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import BinaryIO, Final, NamedTuple, cast
+from typing import BinaryIO, Final, NamedTuple
 
 from fastapi import Request
 
@@ -35,7 +35,7 @@ async def form_with_file(request: Request, scratch: Path | None, most_bytes: int
     parts = _Parts(_bounded(request.stream(), most_bytes), _boundary(request))
     with TemporaryFile(dir=scratch) as file:
         with told():
-            form = await _read(parts, name, cast(BinaryIO, file))
+            form = await _read(parts, name, file)
         yield form
 
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import BinaryIO, Final, NamedTuple, cast
+from typing import BinaryIO, Final, NamedTuple
 
 from fastapi import Request
 from starlette.requests import ClientDisconnect
@@ -33,7 +33,7 @@ async def uploaded(request: Request, scratch: Path | None) -> AsyncIterator[Uplo
         raise InvalidInput(f"the body is a form ({kind.partition(';')[0]}): send the bytes of the file alone", field="content-type")
     with TemporaryFile(dir=scratch) as file:
         with told():
-            found = await write(cast(BinaryIO, file), request.stream())
+            found = await write(file, request.stream())
         yield found
 
 

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, BinaryIO, cast
+from typing import IO, BinaryIO
 
 
 def mapped(handle: int) -> memoryview:
@@ -27,7 +27,7 @@ def nameless_file(folder: Path | None) -> Iterator[BinaryIO]:
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder) as file:
-        yield cast(BinaryIO, file)
+        yield file
 
 
 def room(size_bytes: int, folder: Path | None) -> memoryview:

@@ -13,7 +13,7 @@ import re
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from tempfile import TemporaryFile
-from typing import Any, BinaryIO, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from blake3 import blake3
@@ -219,8 +219,8 @@ class FineTuning:
         with ExitStack() as stack, _in_these_words():
             files = {split: stack.enter_context(TemporaryFile(dir=self._datasets.scratch)) for split in contents}
             for split, content in contents.items():
-                await asyncio.to_thread(content.copy, cast(BinaryIO, files[split]))
-            return await self._datasets.of_files(p, name, cast(dict[Split, BinaryIO], files), kind)
+                await asyncio.to_thread(content.copy, files[split])
+            return await self._datasets.of_files(p, name, files, kind)
 
     async def _content(self, p: Principal, asked: FineTune, file: str, field: str) -> Content:
         content, kinds = await self._files.content(p, file, field=field), _KINDS[asked.method]
