@@ -43,7 +43,6 @@ DUPLICATE_OVERLAP = 0.7
 PART_SHARE = 0.5
 # Every signature has these, so they say nothing about likeness.
 SIGNATURE_WORDS = frozenset({"async", "class", "def", "self"})
-VALIDATION_SHARE = 0.15
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
@@ -66,13 +65,6 @@ class DocSplits(NamedTuple):
     labels: tuple[str, ...]
 
 
-class Validation(NamedTuple):
-    """The first data set cut in two: hyper-parameters are chosen on `validation`, never on held-out rows."""
-
-    train: list[Example]
-    validation: list[Example]
-
-
 def build(stdlib: Path | None = None) -> DocSplits:
     """Read the documentation of the standard library and split it 40 / 40 / 20."""
     root = stdlib or Path(sysconfig.get_path("stdlib"))
@@ -89,12 +81,6 @@ def protected() -> "SeenTexts":
     """The rows that pretraining must not see; ask `holds_part_of` about each text."""
     splits = build()
     return SeenTexts(row.text for row in [*splits.held_out, *splits.traffic])
-
-
-def split_validation(first: list[Example]) -> Validation:
-    """Cut the validation part off the first data set, by hash."""
-    chosen = {row.name for row in first if share_of(f"validation {row.name}") < VALIDATION_SHARE}
-    return Validation([row for row in first if row.name not in chosen], [row for row in first if row.name in chosen])
 
 
 def split_of(name: str) -> str:

@@ -19,7 +19,6 @@ from bloomery.recipes.stdlib_docs import (
     package_rows,
     protected,
     split_of,
-    split_validation,
 )
 
 
@@ -56,13 +55,6 @@ def test_no_row_nearly_repeats_a_row_of_another_split(splits: DocSplits) -> None
 
 def test_texts_are_short_and_not_empty(splits: DocSplits) -> None:
     assert all(10 <= len(row.text) <= TEXT_CHARS for row in chain(splits.first, splits.traffic, splits.held_out))
-
-
-def test_validation_is_a_fixed_part_of_the_first_data_set(splits: DocSplits) -> None:
-    train, validation = split_validation(splits.first)
-    assert sorted([*train, *validation], key=lambda row: row.name) == sorted(splits.first, key=lambda row: row.name)
-    assert 0.1 < len(validation) / len(splits.first) < 0.2
-    assert split_validation(list(reversed(splits.first))).validation == list(reversed(validation))
 
 
 def test_the_rows_do_not_depend_on_the_process(splits: DocSplits) -> None:
