@@ -21,7 +21,7 @@ from sqlalchemy import select
 from bloomery.client import Client
 from bloomery.config.data_dir import DataDir
 from bloomery.render import ChatTokenizer
-from bloomery.services.engines.texts import Texts
+from bloomery.services.engines.texts import TokenizerTexts
 from bloomery.services.training.recorded import pack, unpack
 from bloomery.services.training.rollout_texts import START, filtered
 from bloomery.services.training.rollout_texts import exported as exported_from
@@ -379,7 +379,7 @@ def test_an_export_has_a_line_for_each_rollout_and_says_what_cannot_be_read(serv
 
 
 def test_an_export_that_is_made_piece_by_piece_has_every_rollout_once(tokenizer: ChatTokenizer) -> None:
-    group, texts = recorded(tokenizer).groups[0], Texts(tokenizer)
+    group, texts = recorded(tokenizer).groups[0], TokenizerTexts(tokenizer)
     long = replace(many(group.rollouts[0].segments[0]), reward=0.5)
     rollouts = tuple(replace(long, id=str(place)) for place in range(3))
     step = RecordedStep(groups=(group, replace(group, number=1, rollouts=rollouts), replace(group, number=2, rollouts=(long, *group.rollouts))))

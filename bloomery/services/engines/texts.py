@@ -4,7 +4,7 @@ import asyncio
 import codecs
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from bloomery.render import ChatTokenizer
 from bloomery.services.engines.models import Models
@@ -18,17 +18,23 @@ class Spelled(NamedTuple):
     pieces: list[str] | None
 
 
-class Texts:
-    """What tokens say to one tokenizer; without one, nothing."""
+class Texts(Protocol):
+    """What tokens say to one model."""
 
-    def __init__(self, tokenizer: ChatTokenizer | None) -> None:
+    def of(self, tokens: Sequence[int]) -> Spelled:
+        """Together the pieces are the text; a character that several tokens make is with the last of them."""
+        ...
+
+
+class TokenizerTexts:
+    """What its tokenizer says."""
+
+    def __init__(self, tokenizer: ChatTokenizer) -> None:
         self._tokenizer = tokenizer
         self._bytes: dict[int, bytes] = {}
 
     def of(self, tokens: Sequence[int]) -> Spelled:
-        """Together the pieces are the text; a character that several tokens make is with the last of them."""
-        if self._tokenizer is None:
-            return Spelled(None, None)
+        """See `Texts`."""
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         pieces = [decoder.decode(self._of(token)) for token in tokens]
         if pieces:
@@ -36,14 +42,21 @@ class Texts:
         return Spelled("".join(pieces), pieces)
 
     def _of(self, token: int) -> bytes:
-        assert self._tokenizer is not None
         if (known := self._bytes.get(token)) is None:
             known = self._bytes[token] = self._tokenizer.token_bytes(token)
         return known
 
 
+class NoTexts:
+    """Of a model whose tokenizer is not there."""
+
+    def of(self, tokens: Sequence[int]) -> Spelled:
+        """See `Texts`."""
+        return Spelled(None, None)
+
+
 async def texts_of(models: Models, base_hash: str) -> Texts:
     """In the tokenizer of a base model, which it may take long to load; nothing where the model is not served any more."""
     with suppress(NotFound):
-        return Texts(await asyncio.to_thread(models.tokenizer, base_hash))
-    return Texts(None)
+        return TokenizerTexts(await asyncio.to_thread(models.tokenizer, base_hash))
+    return NoTexts()
