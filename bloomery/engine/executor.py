@@ -100,48 +100,28 @@ class Executor:
 
     def __init__(self, config: EngineConfig, inbox: Inbox, deliver: Deliver, checkpoint_after: CheckpointAfter) -> None:
         compute_with(config.model.threads)
-        dtype: torch.dtype = getattr(torch, config.model.dtype)
         self._config, self._inbox, self._deliver = config, inbox, deliver
+        self._replica = config.role == "replica"
+        self._dtype: torch.dtype = getattr(torch, config.model.dtype)
         path = Path(config.model.path)
         grammars = Grammars(path, read_config(path).vocab_size)
         # Beside the weights and before anybody is served: for seconds, with a large vocabulary, it holds up every thread of the process.
         prepared = grammars.prepare()
-        self._decoder = load_decoder(path, dtype=dtype, device=config.model.device)
-        self._numerics, self._probe = numerics_id(dtype, config.model.device), probe(self._decoder)
-        data = DataDir(Path(config.data_dir))
-        shelf = BlobShelf(
-            Blobs(data.blobs),
-            self._decoder,
-            base_hash=config.model.base_hash,
-            numerics=self._numerics,
-            tokenizer_hash=tokenizer_hash(path),
-            keys=read_keys(data.chain_key),
-        )
+        self._decoder = load_decoder(path, dtype=self._dtype, device=config.model.device)
+        self._numerics, self._probe = numerics_id(self._dtype, config.model.device), probe(self._decoder)
+        shelf = self._shelf(path)
         self._runs: ProcessRuns = NoRuns(self._send)
-        replica = config.role == "replica"
-        if not replica:
+        if not self._replica:
             self._runs = HeldRuns(config, self._decoder, shelf, self._send, checkpoint_after)
         form = plain_form(self._decoder) if config.plain else self._probe.form
         # Before the sampler of a replica changes the form of its weights.
         self._base = self._base_info()
         self._threads = StepThreads(config.model.threads, one_thread=form.one_thread)
-        self._sampler = Sampler(self._decoder, shelf, grammars=grammars, form=form, alone=replica)
-        if replica:
+        self._sampler = Sampler(self._decoder, shelf, grammars=grammars, form=form, alone=self._replica)
+        if self._replica:
             # Where plain matrices do not stay, a proof of them would show nothing that the proof of the packed ones does not.
             shelf.kept_as = self._sampler.computed_with
-        known = shelf.base(path)
-        proofs = prove_base(known, self._sampler, self._decoder, trains=not replica)
-        if not replica:
-            shelf.leave_base(known)
-        self._bit_exact = self._probe.bit_exact and not config.plain
-        base = Model(config.model.base_hash, self._decoder, None)
-        probed = ask_probe(self._sampler, base, exact=self._bit_exact)
-        self._bit_exact &= probed.bit_equal
-        any_threads = shelf.one_thread = self._bit_exact and self._probe.form.one_thread
-        self._sampling_numerics = shelf.probe_numerics = sampling_id(dtype, config.model.device, any_threads=any_threads)
-        self._sampler.versions.examine_with(self._probation(shelf, base, form).examine)
-        self._proved, self._scrub, self._probe_tokens = proved(proofs, probed), Scrub(proofs, self._sampler), self._sampler.tokens_sampled
-        self._sampler.forget_queue_times()
+        self._prove(path, shelf, form)
         self._doubtful = Doubtful()
         self._comparisons = Comparisons(shelf, self._decoder, form, self._send)
         self._boot_id = new_id("boot")
@@ -151,16 +131,42 @@ class Executor:
         self._stirred, self._told_at_s = False, 0.0
         wait([prepared])
         log.info("holds %s: %d parameters, numerics %s", config.model.base_hash, self._base.parameters, self._numerics)
-        log.info("proved: root %s in %.2f s, probe prompt within %.3g nats", self._proved.root, self._proved.seconds, probed.max_abs)
+        log.info("proved: root %s in %.2f s, probe prompt within %.3g nats", self._proved.root, self._proved.seconds, self._proved.probe_max_abs)
         for failure in self._probe.failures:
             log.warning("not bit-exact here: %s", failure)
 
+    def _shelf(self, path: Path) -> BlobShelf:
+        data, model = DataDir(Path(self._config.data_dir)), self._config.model
+        return BlobShelf(
+            Blobs(data.blobs),
+            self._decoder,
+            base_hash=model.base_hash,
+            numerics=self._numerics,
+            tokenizer_hash=tokenizer_hash(path),
+            keys=read_keys(data.chain_key),
+        )
+
+    def _prove(self, path: Path, shelf: BlobShelf, form: Form) -> None:
+        """That the base is in memory as its files have it, and that the sampler answers as the trainer would: it tells whether bits are promised."""
+        known, model = shelf.base(path), self._config.model
+        proofs = prove_base(known, self._sampler, self._decoder, trains=not self._replica)
+        if not self._replica:
+            shelf.leave_base(known)
+        self._bit_exact = self._probe.bit_exact and not self._config.plain
+        base = Model(model.base_hash, self._decoder, None)
+        probed = ask_probe(self._sampler, base, exact=self._bit_exact)
+        self._bit_exact &= probed.bit_equal
+        any_threads = shelf.one_thread = self._bit_exact and self._probe.form.one_thread
+        self._sampling_numerics = shelf.probe_numerics = sampling_id(self._dtype, model.device, any_threads=any_threads)
+        self._sampler.versions.examine_with(self._probation(shelf, base, form).examine)
+        self._proved, self._scrub, self._probe_tokens = proved(proofs, probed), Scrub(proofs, self._sampler), self._sampler.tokens_sampled
+        self._sampler.forget_queue_times()
+
     def _probation(self, shelf: BlobShelf, base: Model, form: Form) -> Probation:
         """What versions are held against: the trainer's side of the base is computed by its engine, and left for replicas."""
-        replica = self._config.role == "replica"
-        told = shelf.told(shelf.base_name) if replica else None
+        told = shelf.told(shelf.base_name) if self._replica else None
         found = Probation(base, form, self._sampler.computed_with, exact=self._bit_exact, numerics=self._sampling_numerics, told=told)
-        if not replica:
+        if not self._replica:
             shelf.leave_told(found.answer(shelf.base_name))
         return found
 
