@@ -135,6 +135,11 @@ BY_CODE: Final = {code: kind for code, kind in _by_code(BloomeryError).items() i
 """The class that has a code. One who is told no more than that something went wrong knows better where, so the root is not among them."""
 
 
+def code_of(error: Exception) -> str:
+    """What an error is told of by; whatever is not ours is the server's."""
+    return error.code if isinstance(error, BloomeryError) else BloomeryError.code
+
+
 @contextmanager
 def blame(kind: type[BloomeryError], what: str) -> Iterator[None]:
     """Wrap foreign errors as `kind` naming `what` was being done; pass ours through."""

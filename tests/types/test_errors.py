@@ -5,7 +5,20 @@ from pathlib import Path
 
 import pytest
 
-from bloomery.types.errors import BY_CODE, Conflict, Corrupt, InvalidInput, NotFound, RateLimited, TooLarge, WorkerError, blame, naming, reason
+from bloomery.types.errors import (
+    BY_CODE,
+    Conflict,
+    Corrupt,
+    InvalidInput,
+    NotFound,
+    RateLimited,
+    TooLarge,
+    WorkerError,
+    blame,
+    code_of,
+    naming,
+    reason,
+)
 
 
 @pytest.mark.parametrize(
@@ -34,6 +47,10 @@ def test_of_a_file_that_an_error_names_no_directory_is_told_whatever_it_is_calle
     assert reason(OSError(17, "File exists", Path(path))) == "[Errno 17] File exists: 'ops-1.seg'"
     assert reason(OSError(18, "Not here", f"{path}/", None, f"{directory}/b c")) == "[Errno 18] Not here: 'ops-1.seg' -> 'b c'"
     assert reason(OSError(9, "Bad file", 7)) == "[Errno 9] Bad file: 7"
+
+
+def test_whatever_is_not_ours_is_told_of_as_the_servers() -> None:
+    assert [code_of(error) for error in (NotFound("gone"), TooLarge("large"), OSError(28, "full"))] == ["not_found", "too_large", "internal"]
 
 
 @pytest.mark.parametrize("beginning", ["", "cannot read '/home/John Doe/", "x" * 990 + " /srv/data/"])

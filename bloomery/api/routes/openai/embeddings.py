@@ -24,7 +24,7 @@ from bloomery.services.engines.models import Size
 from bloomery.services.serving.embedding import Embedded, Floats, embedded
 from bloomery.services.threads import off_loop
 from bloomery.services.weights.target import Target
-from bloomery.types.errors import BloomeryError, InvalidInput
+from bloomery.types.errors import InvalidInput, code_of
 from bloomery.types.ids import new_id, now_us
 from bloomery.types.resources import Consent
 from bloomery.types.traffic import SpanStatus
@@ -134,7 +134,7 @@ async def _answer(services: Services, caller: Principal, prepared: PreparedEmbed
         unpaid = _tokens_without(prepared, work.begun)
         raise
     except Exception as error:
-        status, error_code = "error", error.code if isinstance(error, BloomeryError) else BloomeryError.code
+        status, error_code = "error", code_of(error)
         unpaid = _tokens_without(prepared, work.found)
         raise
     finally:

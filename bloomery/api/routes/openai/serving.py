@@ -12,7 +12,7 @@ from bloomery.services.access.principal import Principal
 from bloomery.services.core import Services
 from bloomery.services.data.span_rows import Inference, RecordedSample
 from bloomery.services.serving.sampling import Progress, SampleStream
-from bloomery.types.errors import BloomeryError, Unavailable
+from bloomery.types.errors import Unavailable, code_of
 from bloomery.types.generation import PromptEmbedded, PromptRouted, PromptScored, SampledToken, SampleFinished
 from bloomery.types.ids import now_us
 from bloomery.types.traffic import SpanStatus
@@ -98,7 +98,7 @@ class Serving:
                         break
             self._status = "ok"
         except Exception as error:
-            self._status, self._error_code = "error", error.code if isinstance(error, BloomeryError) else BloomeryError.code
+            self._status, self._error_code = "error", code_of(error)
             raise
         finally:
             self._charge()

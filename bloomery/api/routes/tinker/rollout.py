@@ -10,7 +10,7 @@ from bloomery.services.access.principal import Principal
 from bloomery.services.core import Services
 from bloomery.services.data.span_rows import Inference, RecordedSample
 from bloomery.services.serving.sampling import ProgressTogether, SampleStream
-from bloomery.types.errors import BloomeryError
+from bloomery.types.errors import code_of
 from bloomery.types.generation import FinishReason, SampledToken, SampleFinished
 from bloomery.types.ids import now_us
 from bloomery.types.kept import KeptTokens
@@ -47,7 +47,7 @@ class Rollout:
             await self._gather()
             self._status = "ok"
         except Exception as error:
-            self._status, self._error_code = "error", error.code if isinstance(error, BloomeryError) else BloomeryError.code
+            self._status, self._error_code = "error", code_of(error)
             raise
         finally:
             self._charge()
