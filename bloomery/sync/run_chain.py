@@ -23,11 +23,11 @@ from bloomery.sync.chain.lease import Lease
 from bloomery.sync.chain.manifest import Manifest as ChainManifest
 from bloomery.sync.chain.objects import Ref
 from bloomery.sync.chain.plan import Known, Move, Versions, read_versions, shortest
-from bloomery.sync.chain.state import root_of
 from bloomery.sync.codec.choose import CODECS
 from bloomery.sync.codec.container import HEADER, WHOLE, Head, head_bytes
-from bloomery.sync.codec.delta import Delta, states_of
+from bloomery.sync.codec.delta import Delta
 from bloomery.sync.codec.layout import Chunk, Layout, MemoryWeights, Weights
+from bloomery.sync.codec.states import root_of, states_of
 from bloomery.sync.manifest import Manifest
 from bloomery.sync.publish import weights_key
 from bloomery.sync.state_hash import UNSIGNED, Bits
@@ -163,7 +163,7 @@ class RunChain:
             weights = MemoryWeights.zeros(delta.layout) if weights is None else weights
             self._put_on(weights, move, delta)
         assert weights is not None, "a way from nothing has a base"
-        if (found := root_of(states_of(weights))) != root:
+        if (found := str(root_of(states_of(weights)))) != root:
             raise Corrupt(f"what the chain of run {self._run_id} says of the version in state {root} comes to state {found}")
         return weights
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from bloomery.models.weight_files import weight_files
-from bloomery.sync.codec.delta import state_of, states_of
 from bloomery.sync.codec.files import FileWeights, naming
+from bloomery.sync.codec.states import state_of, states_of
 from bloomery.sync.foreign import delta, one_piece
 from bloomery.sync.foreign.delta import ForeignDelta, Format
 from bloomery.sync.state_hash import total

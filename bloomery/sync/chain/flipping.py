@@ -5,13 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from bloomery.obs.failpoints import failpoint
-from bloomery.sync.chain import state as states
 from bloomery.sync.chain.decode import Decoded, Hop, changes, through
 from bloomery.sync.chain.holding import Holding
 from bloomery.sync.chain.staging import Changed, Staged, StagingFile
 from bloomery.sync.codec.container import WHOLE
-from bloomery.sync.codec.delta import state_of
 from bloomery.sync.codec.layout import Chunk, Weights
+from bloomery.sync.codec.states import hash_chunk, row_of, state_of
 from bloomery.sync.state_hash import Bits, StateHash
 from bloomery.types.errors import Corrupt
 
@@ -25,7 +24,7 @@ def prepare(holding: Holding, hops: Sequence[Hop], to: int) -> Staged:
     try:
         for chunk in holding.weights.layout.chunks():
             changed, state = _decoded(holding, hops, chunk, state_of(table[chunk.number]))
-            target[chunk.number] = states.row(state)
+            target[chunk.number] = row_of(state)
             if len(changed.indices):
                 file.add(changed)
             failpoint("chain.stage.chunk")
@@ -60,7 +59,7 @@ def _decoded(holding: Holding, hops: Sequence[Hop], chunk: Chunk, state: StateHa
             return Changed(chunk, moved.indices, live[moved.indices], moved.values), moved.state
         found = through(hops, chunk, Decoded(live, state))
     except Corrupt:
-        if states.hash_chunk(holding.weights, chunk) == state:
+        if hash_chunk(holding.weights, chunk) == state:
             raise
         # Whoever goes back goes to what should have been there.
         before = holding.rebuilt(chunk, state)

@@ -21,8 +21,8 @@ from bloomery.sync.chain.plan import Move, Versions, read_versions, shortest
 from bloomery.sync.chain.readers import name_version
 from bloomery.sync.chain.repair import Rebuilder
 from bloomery.sync.chain.state import State, Version
-from bloomery.sync.codec.delta import States, state_of
 from bloomery.sync.codec.layout import Chunk, Weights
+from bloomery.sync.codec.states import States, hash_chunk, root_of, state_of
 from bloomery.sync.state_hash import Bits, StateHash
 from bloomery.types.errors import BloomeryError, Conflict, Corrupt, Gone
 from bloomery.types.objects import Objects
@@ -89,7 +89,7 @@ class Holding:
 
     def check_decoded(self, table: States, to: int) -> None:
         """Corrupt where the hashes of all chunks, as they were decoded, are not together what the manifest of version `to` says."""
-        if (root := states.root_of(table)) != (promised := self.versions[to].manifest.new_root):
+        if (root := str(root_of(table))) != (promised := self.versions[to].manifest.new_root):
             raise Corrupt(f"what was decoded comes to state {root}, and version {to} is {promised}")
 
     def become(self, version: Version, table: States) -> None:
@@ -116,7 +116,7 @@ class Holding:
     def damaged(self, numbers: Iterable[int]) -> list[int]:
         """Those of these chunks that are not what they should be."""
         chunks = map(self.weights.layout.chunk, numbers)
-        return [chunk.number for chunk in chunks if states.hash_chunk(self.weights, chunk) != state_of(self.held_table[chunk.number])]
+        return [chunk.number for chunk in chunks if hash_chunk(self.weights, chunk) != state_of(self.held_table[chunk.number])]
 
     def mend(self, numbers: Iterable[int]) -> None:
         """Make these chunks anew: what the store has of the held version replaces what they are."""

@@ -6,17 +6,16 @@ import msgspec
 import numpy as np
 
 from bloomery.obs.failpoints import failpoint
-from bloomery.sync.chain import state as states
 from bloomery.sync.chain.decode import Decoded, Hop, through
 from bloomery.sync.chain.holding import Holding
-from bloomery.sync.codec.delta import States, state_of
+from bloomery.sync.codec.states import States, root_of, row_of, state_of
 
 
 def recognise(holding: Holding) -> None:
     """Weights that came from elsewhere may be a version, such as the model that the run began with."""
     if holding.table is None or holding.state.held is not None:
         return
-    root = states.root_of(holding.table)
+    root = str(root_of(holding.table))
     for number, link in holding.versions.items():
         if link.manifest.new_root == root and link.manifest.layout == holding.weights.layout.hash:
             holding.become(holding.version(number), holding.table)
@@ -42,6 +41,6 @@ def _installed(holding: Holding, hops: Sequence[Hop], before: States | None) -> 
         after = through(hops, chunk, start)
         if start is None or after.bits is not start.bits:
             holding.write_chunk(chunk, after.bits)
-        found[chunk.number] = states.row(after.state)
+        found[chunk.number] = row_of(after.state)
         failpoint("chain.join.chunk")
     return found

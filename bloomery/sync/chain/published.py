@@ -11,8 +11,8 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from bloomery.sync.codec.delta import States
 from bloomery.sync.codec.layout import Chunk, Weights
+from bloomery.sync.codec.states import States
 from bloomery.sync.state_hash import Bits
 
 

@@ -31,8 +31,9 @@ from bloomery.sync.chain.plan import Link
 from bloomery.sync.chain.published import AsPublished, ChunkHashes, NotAsPublished, Summed
 from bloomery.sync.chain.spans import Following, Piece, Reverted, Spans
 from bloomery.sync.codec.container import Head
-from bloomery.sync.codec.delta import Choice, Delta, States, write
+from bloomery.sync.codec.delta import Choice, Delta, write
 from bloomery.sync.codec.layout import Weights
+from bloomery.sync.codec.states import States
 from bloomery.types.errors import BloomeryError, Conflict, NotFound
 from bloomery.types.objects import Objects
 

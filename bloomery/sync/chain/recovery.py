@@ -17,8 +17,8 @@ from bloomery.sync.chain import state as states
 from bloomery.sync.chain.holding import Holding
 from bloomery.sync.chain.staging import FLIPPED, STAGED, Changed, Staged
 from bloomery.sync.chain.state import State, Version
-from bloomery.sync.codec.delta import States, states_of
 from bloomery.sync.codec.layout import Weights
+from bloomery.sync.codec.states import States, states_of
 from bloomery.sync.state_hash import Bits
 from bloomery.types.errors import Corrupt
 

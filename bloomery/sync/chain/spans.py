@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from bloomery.sync.chain.manifest import LEVELS
 from bloomery.sync.codec import kernels
-from bloomery.sync.codec.delta import States, state_of
 from bloomery.sync.codec.layout import Chunk, Weights
 from bloomery.sync.codec.numbers import NUMBERS
 from bloomery.sync.codec.ordered import in_order
+from bloomery.sync.codec.states import States, row_of, state_of
 from bloomery.sync.state_hash import Bits, change
 
 _FAN: Final = 4
@@ -69,7 +69,7 @@ class Reverted:
         for number, (indices, bits) in self._changed.items():
             chunk = self.layout.chunk(number)
             state = state_of(now[number]) + change(indices, self._now.read(chunk)[indices], bits, chunk.first)
-            found[number] = state.one, state.two
+            found[number] = row_of(state)
         return found
 
     def write(self, chunk: Chunk, indices: NDArray[np.uint32], values: Bits) -> None:

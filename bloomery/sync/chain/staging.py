@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from bloomery.disk.durable import sync_directory
 from bloomery.disk.mapped import mapped
 from bloomery.sync.chain.state import Version
-from bloomery.sync.codec.delta import States
 from bloomery.sync.codec.layout import Chunk, Layout
+from bloomery.sync.codec.states import States
 from bloomery.sync.state_hash import Bits
 from bloomery.types.errors import Corrupt
 from bloomery.types.wire import Wire

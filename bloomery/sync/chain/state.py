@@ -12,9 +12,7 @@ from blake3 import blake3
 
 from bloomery.disk.durable import replace
 from bloomery.sync.chain.plan import Known
-from bloomery.sync.codec.delta import States
-from bloomery.sync.codec.layout import Chunk, Weights
-from bloomery.sync.state_hash import MASK, StateHash, hash_elements
+from bloomery.sync.codec.states import States
 from bloomery.types.errors import Corrupt
 from bloomery.types.wire import Wire
 
@@ -88,22 +86,6 @@ def load_table(folder: Path, held: Held, chunks: int) -> States | None:
     if blake3(data).hexdigest() != held.table or len(data) != chunks * 16:
         return None
     return np.frombuffer(data, np.uint64).reshape(chunks, 2).copy()
-
-
-def hash_chunk(weights: Weights, chunk: Chunk) -> StateHash:
-    """Of what is there now."""
-    return hash_elements(weights.read(chunk), chunk.first)
-
-
-def row(state: StateHash) -> tuple[int, int]:
-    """As it stands in a table."""
-    return state.one, state.two
-
-
-def root_of(table: States) -> str:
-    """Of all chunks together."""
-    one, two = table.sum(axis=0, dtype=np.uint64)
-    return str(StateHash(int(one) & MASK, int(two) & MASK))
 
 
 def held(version: Version, table: States) -> Held:

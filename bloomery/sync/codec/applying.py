@@ -16,10 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bloomery.sync.codec.choose import Codec
-from bloomery.sync.codec.delta import Delta, States, Told, state_of, states_of
+from bloomery.sync.codec.delta import Delta, Told
 from bloomery.sync.codec.layout import Chunk, Layout, Weights
 from bloomery.sync.codec.numbers import Changes
 from bloomery.sync.codec.ordered import in_order
+from bloomery.sync.codec.states import States, hash_chunk, row_of, state_of, states_of
 from bloomery.sync.state_hash import NOTHING, Bits, StateHash, hash_elements
 from bloomery.types.errors import Conflict, Corrupt, shown
 
@@ -112,7 +113,7 @@ def stage(deltas: Sequence[Delta], weights: Weights, states: States | None = Non
         prepared.append(advanced(steps, chunk, weights.read(chunk), int(found.reached[number]), state_of(known[number])))
     behind = known.copy()
     for each in prepared:
-        behind[each.chunk.number] = each.changes.state.one, each.changes.state.two
+        behind[each.chunk.number] = row_of(each.changes.state)
     return Staged(prepared, behind)
 
 
@@ -133,7 +134,7 @@ def patch(deltas: Sequence[Delta], weights: Weights, *, workers: int = 1, told: 
         bits = weights.read(chunk)
         state = hash_elements(bits, chunk.first)
         numbers = slice(chunk.number, chunk.number + 1)
-        reached = int(steps.reached(numbers, np.array([[state.one, state.two]], np.uint64))[0])
+        reached = int(steps.reached(numbers, np.array([row_of(state)], np.uint64))[0])
         if reached < 0:
             raise _unknown(steps, [chunk.number])
         if reached < len(steps.deltas):
@@ -156,8 +157,8 @@ def check_sample(deltas: Sequence[Delta], weights: Weights) -> None:
     changing = np.flatnonzero((steps.states[0] != steps.states[-1]).any(axis=1))
     for number in changing[:: len(changing) // _SAMPLE + 1].tolist():
         chunk = steps.layout.chunk(number)
-        state = hash_elements(weights.read(chunk), chunk.first)
-        if steps.reached(slice(number, number + 1), np.array([[state.one, state.two]], np.uint64))[0] < 0:
+        state = hash_chunk(weights, chunk)
+        if steps.reached(slice(number, number + 1), np.array([row_of(state)], np.uint64))[0] < 0:
             raise _unknown(steps, [number])
 
 

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from bloomery.sync.codec.choose import CODECS, ELEMENTS, Codec
 from bloomery.sync.codec.layout import CHUNK_LOG2, MAX_TABLE_BYTES, Layout
 from bloomery.sync.codec.numbers import NUMBERS, Changes
-from bloomery.sync.state_hash import MASK, NOTHING, Bits, StateHash
+from bloomery.sync.codec.states import root_of, row_of
+from bloomery.sync.state_hash import NOTHING, Bits, StateHash
 from bloomery.types.errors import Corrupt
 
 Kind = Literal["base", "delta"]
@@ -133,12 +134,12 @@ class Head:
     @cached_property
     def old_root(self) -> StateHash:
         """Of the weights that it starts from; of a base, nothing."""
-        return _sum(self.records.array["old"])
+        return root_of(self.records.array["old"])
 
     @cached_property
     def new_root(self) -> StateHash:
         """Of the weights that it leads to."""
-        return _sum(self.records.array["new"])
+        return root_of(self.records.array["new"])
 
     def to_bytes(self) -> bytes:
         """The head as it stands in the object."""
@@ -236,7 +237,7 @@ def write(file: BinaryIO, kind: Kind, layout: Layout, entries: Iterable[Entry]) 
     file.seek(HEADER.size + len(layout.table) + records.nbytes)
     for row, entry in zip(records, entries, strict=True):
         row["length"], row["changed"], row["checksum"], row["codec"] = len(entry.payload), entry.changed, checksum(entry.payload), entry.codec
-        row["old"], row["new"] = (entry.old.one, entry.old.two), (entry.new.one, entry.new.two)
+        row["old"], row["new"] = row_of(entry.old), row_of(entry.new)
         file.write(entry.payload)
     head = Head(kind, layout, records)
     file.seek(0)
@@ -280,9 +281,3 @@ def _most_bytes(numels: NDArray[np.int64], item_bytes: NDArray[np.int64]) -> NDA
 
 def _head_checksum(header: bytes, tail: bytes) -> int:
     return xxhash.xxh3_64_intdigest(header + tail)
-
-
-def _sum(states: NDArray[Any]) -> StateHash:
-    """Of states [chunks, 2]."""
-    one, two = states.sum(axis=0, dtype=np.uint64)
-    return StateHash(int(one) & MASK, int(two) & MASK)

@@ -5,7 +5,7 @@ Both hold one chunk at a time beside the weights and the object, which may be ma
 
 from collections.abc import Callable, Iterator
 from io import BytesIO
-from typing import Any, BinaryIO, Final, Literal, NamedTuple, Protocol
+from typing import BinaryIO, Final, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from bloomery.sync.codec.container import WHOLE, Entry, Head, Kind, Records
 from bloomery.sync.codec.layout import Chunk, Layout, Weights
 from bloomery.sync.codec.numbers import NUMBERS, Changes, Differences, Number
 from bloomery.sync.codec.ordered import in_order
+from bloomery.sync.codec.states import States, state_of
 from bloomery.sync.state_hash import NOTHING, Bits, StateHash, change, hash_elements
 from bloomery.types.errors import Conflict
 
@@ -40,8 +41,6 @@ class Distances(Protocol):
 
 
 DISTANCES: Final[dict[Codec, Distances]] = {Codec.FAST: fast, Codec.FAST_ZSTD: fast_zstd}
-States = NDArray[np.uint64]
-"""State hashes of all chunks [chunks, 2]."""
 Told = Callable[[Chunk], object]
 """Is told of every chunk that is done."""
 
@@ -203,20 +202,6 @@ def encoded_base(chunk: Chunk, new: Bits, codec: Choice = "auto") -> Encoded:
 def encoded_whole(chunk: Chunk, new: Bits, h_old: StateHash, h_new: StateHash, codec: Codec = Codec.PLANES) -> Entry:
     """One chunk that is written whole, whatever was there."""
     return Entry(*_by(codec, new, new, chunk), chunk.numel, h_old, h_new)
-
-
-def states_of(weights: Weights) -> States:
-    """Of weights as they are, in one pass over them."""
-    found = np.zeros((weights.layout.chunk_count, 2), np.uint64)
-    for chunk in weights.layout.chunks():
-        state = hash_elements(weights.read(chunk), chunk.first)
-        found[chunk.number] = state.one, state.two
-    return found
-
-
-def state_of(row: NDArray[Any]) -> StateHash:
-    """One of `States`."""
-    return StateHash(int(row[0]), int(row[1]))
 
 
 def _by(codec: Codec, old: Bits, new: Bits, chunk: Chunk) -> tuple[Codec, bytes]:

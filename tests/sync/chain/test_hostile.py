@@ -11,11 +11,11 @@ import pytest
 from bloomery.sync.chain.manifest import Manifest, Step
 from bloomery.sync.chain.objects import keep
 from bloomery.sync.chain.receiver import Receiver
-from bloomery.sync.chain.state import root_of
 from bloomery.sync.codec import layout as layout_module
 from bloomery.sync.codec.container import Head
-from bloomery.sync.codec.delta import CHOICES, encode, states_of
+from bloomery.sync.codec.delta import CHOICES, encode
 from bloomery.sync.codec.layout import MemoryWeights
+from bloomery.sync.codec.states import root_of, states_of
 from bloomery.types.errors import BloomeryError, Corrupt
 from tests.sync.chain.memory import Memory
 from tests.sync.chain.models import RUN
@@ -33,9 +33,9 @@ class Vouched:
     """A chain of one version, and whatever is put behind it."""
 
     def __init__(self, old: MemoryWeights, new: MemoryWeights) -> None:
-        self.store, self._promised = Memory(), root_of(states_of(new))
+        self.store, self._promised = Memory(), str(root_of(states_of(new)))
         step = Step(kind="base", start=None, object=keep(self.store, encode(None, old)))
-        fields = {"old_root": None, "new_root": root_of(states_of(old)), "layout": old.layout.hash, "steps": (step,)}
+        fields = {"old_root": None, "new_root": str(root_of(states_of(old))), "layout": old.layout.hash, "steps": (step,)}
         self._first = Manifest(run=RUN, epoch=1, sequence=0, parent=None, base=0, **fields)
         self.store.put(self._first.key, self._first.to_json())
         self._second = self._first

@@ -10,7 +10,7 @@ from bloomery.sync.chain.keys import Ed25519Private, HmacKey
 from bloomery.sync.chain.manifest import Manifest, key
 from bloomery.sync.chain.publisher import PublishConfig, Published, Publisher
 from bloomery.sync.chain.receiver import Receiver
-from bloomery.sync.codec import delta
+from bloomery.sync.codec import delta, states
 from bloomery.sync.state_hash import Bits, StateHash, hash_elements
 from bloomery.types.errors import Conflict, Corrupt, Forbidden, Unavailable
 from bloomery.types.objects import Objects
@@ -121,7 +121,8 @@ def test_weights_that_were_published_are_not_hashed_again(folder: Folder, monkey
         hashed.append(first)
         return hash_elements(bits, first)
 
-    monkeypatch.setattr(delta, "hash_elements", counted)
+    for module in (delta, states):
+        monkeypatch.setattr(module, "hash_elements", counted)
     with Publisher.open(folder, RUN, holder="trainer", config=NO_BASES) as publisher:
         publisher.publish(None, version(0))
         assert len(hashed) == LAYOUT.chunk_count

@@ -20,12 +20,12 @@ from bloomery.sync.chain.objects import MAX_BYTES, Ref, keep
 from bloomery.sync.chain.publisher import PublishConfig, Publisher
 from bloomery.sync.chain.receiver import ReceiveConfig, Receiver
 from bloomery.sync.chain.staging import STAGED
-from bloomery.sync.chain.state import root_of
 from bloomery.sync.codec import kernels
 from bloomery.sync.codec.choose import Codec
-from bloomery.sync.codec.delta import Choice, encode, states_of
+from bloomery.sync.codec.delta import Choice, encode
 from bloomery.sync.codec.kernels import available
 from bloomery.sync.codec.layout import Chunk, Layout, MemoryWeights
+from bloomery.sync.codec.states import root_of, states_of
 from bloomery.sync.state_hash import Bits
 from bloomery.types.errors import BloomeryError, Conflict, Corrupt, Gone, NotFound
 from bloomery.types.objects import Objects
@@ -266,7 +266,7 @@ def after(store: Objects, **fields: Any) -> None:
 
 
 def root(weights: MemoryWeights) -> str:
-    return root_of(states_of(weights))
+    return str(root_of(states_of(weights)))
 
 
 def object_of(store: Objects, data: bytes) -> dict[str, Any]:

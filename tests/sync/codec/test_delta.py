@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from bloomery.sync.codec import container
 from bloomery.sync.codec import layout as layout_module
 from bloomery.sync.codec.applying import apply, patch, plan, stage
-from bloomery.sync.codec.delta import CHOICES, BaseWeights, Delta, encode, states_of, write
+from bloomery.sync.codec.delta import CHOICES, BaseWeights, Delta, encode, write
 from bloomery.sync.codec.layout import MemoryWeights
 from bloomery.sync.codec.merge import invert, merge
 from bloomery.sync.codec.numbers import NUMBERS
+from bloomery.sync.codec.states import states_of
 from bloomery.sync.state_hash import hash_elements, total
 from bloomery.types.errors import Conflict, Corrupt, InvalidInput
 from tests.sync.codec.weights import Watched, copied, layout_of, random_weights, same, stepped
