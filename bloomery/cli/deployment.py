@@ -11,8 +11,9 @@ from bloomery.cli.options import DATA_DIR, DataDirOption
 from bloomery.cli.running import came_of, client_of
 from bloomery.cli.show import JsonOption, fidelity_words, print_json, print_table, utc
 from bloomery.cli.specs import checked
+from bloomery.types.deployments import Deployment
 from bloomery.types.errors import InvalidInput
-from bloomery.types.resources import Deployment, Price
+from bloomery.types.resources import Price
 
 app = Noun(name="deployment", help="Serve versions under names, and go back to earlier ones.", no_args_is_help=True)
 NewNameArgument = Annotated[str, typer.Argument(help="What callers give as `model`.")]

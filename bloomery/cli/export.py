@@ -10,8 +10,8 @@ from bloomery.cli import complete
 from bloomery.cli.options import DATA_DIR, DataDirOption, UrlOption
 from bloomery.cli.running import came_of, client_of
 from bloomery.client import Client
+from bloomery.types.deployments import VersionFiles
 from bloomery.types.errors import Conflict, NotFound
-from bloomery.types.resources import VersionFiles
 
 _CARD: Final = "README.md"
 """Where hubs look for a model card."""

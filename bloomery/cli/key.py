@@ -10,8 +10,7 @@ from bloomery.cli.flags import Noun
 from bloomery.cli.options import DATA_DIR, DataDirOption
 from bloomery.cli.running import client_of
 from bloomery.cli.show import JsonOption, print_json
-from bloomery.types.keys import SCOPES
-from bloomery.types.resources import Key
+from bloomery.types.keys import SCOPES, Key
 
 HEADINGS: Final = ("PROJECT", "NAME", "SCOPES", "CREATED", "LAST USED", "EXPIRES", "RPM", "TPM")
 _DAY_S: Final = 86_400

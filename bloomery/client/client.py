@@ -17,30 +17,27 @@ from bloomery.client.http import Http, error_in
 from bloomery.client.jobs import Jobs, Runner, Working
 from bloomery.client.sampling import Sampler, SamplingSession
 from bloomery.client.training import TrainingRun
+from bloomery.types.deployments import Deployment, Swap, VersionFiles
+from bloomery.types.keys import Key, NewKey
 from bloomery.types.model_cards import ModelCard
 from bloomery.types.resources import (
     AgentShown,
     Checkpoint,
     Collected,
     CreateRun,
-    Deployment,
     EndpointShown,
     Feedback,
     FeedbackSource,
     FeedbackType,
     Fidelity,
     GiveFeedback,
-    Key,
     Model,
-    NewKey,
     Price,
     Run,
     RunOptions,
     Span,
     SpanDetail,
     Status,
-    Swap,
-    VersionFiles,
 )
 from bloomery.types.traffic import SpanKind, SpanOrder, SpansWanted, TrafficReport
 

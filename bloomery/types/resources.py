@@ -9,7 +9,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from bloomery.types.documented import describe_fields
 from bloomery.types.ids import NAME
-from bloomery.types.keys import Scope
 
 Consent = Literal["none", "eval", "train"]
 FeedbackType = Literal["bool", "float", "label", "comment", "demonstration", "preference"]
@@ -150,7 +149,7 @@ class Checkpoint(Resource):
     created_us: int
 
 
-# Models and deployments
+# Models, here and elsewhere
 
 
 class Model(Resource):
@@ -204,79 +203,6 @@ class AgentShown(Resource):
     """Of one rollout."""
 
 
-class VersionFile(Resource):
-    """One file of an exported version."""
-
-    name: Name
-    size_bytes: int
-
-
-class VersionFiles(Resource):
-    """A version as files: `form` adapter (for `peft`) or merged (for `transformers`); `kind` says what was trained."""
-
-    version: str
-    kind: Literal["lora", "full"]
-    form: Literal["adapter", "merged"]
-    base_model: str
-    base_hash: str
-    files: list[VersionFile]
-
-
-class CreateDeployment(Resource):
-    """Serve a version (a snapshot's, or a base model by alias) under a name."""
-
-    name: Name
-    version: str
-    evidence: dict[str, Any] = {}
-
-
-class Promote(Resource):
-    """Make a version the live one; `evidence` says why (an evaluation, a test)."""
-
-    version: str
-    evidence: dict[str, Any] = {}
-
-
-class SetPrice(Resource):
-    """What the tokens of a deployment cost from now on; null: that is not known."""
-
-    price: Price | None
-
-
-class Rollback(Resource):
-    """Make an earlier revision live again."""
-
-    revision: int = Field(ge=1, lt=1 << 63)
-
-
-class Revision(Resource):
-    """What a deployment serves or served."""
-
-    number: int
-    version: str
-    state: str
-    evidence: dict[str, Any]
-    created_us: int
-    updated_us: int
-
-
-SwapKind = Literal["created", "promoted", "rolled_back"]
-
-
-class Swap(Resource):
-    """Another revision of a deployment became live."""
-
-    kind: SwapKind
-    from_revision: int | None
-    """Which was live before; None where the deployment began."""
-    to_revision: int
-    staging_s: float
-    """How long the swap waited, before, for those who serve to have the weights in memory, proved; who was away then has them when it is back."""
-    by: str
-    """The name of the key that asked for it."""
-    at_us: int
-
-
 class Fidelity(Resource):
     """How far the sampler's log-probabilities of some of its tokens were from the trainer's (`docs/fidelity.md`)."""
 
@@ -294,34 +220,6 @@ class Fidelity(Resource):
     numerics: str
     """Of the process that computed the trainer's side."""
     measured_us: int
-
-
-class ProvedOn(Resource):
-    """A process that has weights in memory, and read them back: they are those of the version's manifest (`docs/rl.md`)."""
-
-    process: str
-    """`engine`, or the name of a replica."""
-    root: str
-    """State hash of all tensors."""
-
-
-class Deployment(Resource):
-    """A served name with its numbered revisions, of which one is live."""
-
-    id: str
-    name: str
-    base_model: str
-    base_hash: str
-    live: Revision
-    revisions: list[Revision]
-    fidelity: Fidelity | None = None
-    """The card of the live version; None until it was measured."""
-    proved: list[ProvedOn] = []
-    """Who has the live version in memory now."""
-    price: Price | None = None
-    """What its tokens cost; None: nobody said."""
-    created_us: int
-    updated_us: int
 
 
 # Traffic
@@ -408,65 +306,6 @@ class SpanDetail(Resource):
     texts: SpanTexts | None = None
     """Of the tokens that the body keeps; None where it keeps none, or their model is not served any more."""
     feedback: list[Feedback]
-
-
-# Keys
-
-
-class CreateKey(Resource):
-    """A key for people or programs; without a project it is for the caller's, and one that is not there yet is made."""
-
-    name: Name
-    scopes: list[Scope] = Field(min_length=1)
-    project: Name | None = None
-    ttl_s: int | None = Field(None, ge=1, le=10 * 365 * 86_400)
-    """Seconds after which it is refused; without it the key lasts until it is revoked."""
-    requests_per_minute: int | None = Field(None, ge=1, le=10**9)
-    """That ask a model for an answer, under the OpenAI contract or by `asample`; without it there is no limit."""
-    tokens_per_minute: int | None = Field(None, ge=1, le=10**12)
-    """The same, of prompts and answers together."""
-
-
-class Key(Resource):
-    """A key without its secret, which is stored nowhere."""
-
-    id: str
-    project: str
-    name: str
-    scopes: list[Scope]
-    created_us: int
-    last_used_us: int | None
-    expires_us: int | None
-    requests_per_minute: int | None
-    tokens_per_minute: int | None
-
-
-class NewKey(Key):
-    """A key just made: `key` is shown this once."""
-
-    key: str
-
-
-class LogIn(Resource):
-    """The key that a browser is to be let in with."""
-
-    key: str = Field(min_length=1, max_length=512)
-
-
-class Login(Resource):
-    """Who is logged in: the name of the key, its project and scopes."""
-
-    key: str
-    project: str
-    scopes: list[Scope]
-    ends_us: int
-
-
-class NewLogin(Login):
-    """A login just made."""
-
-    csrf: str
-    """What every request repeats as `x-csrf-token`; told this once, and not kept."""
 
 
 # The server

@@ -9,7 +9,7 @@ import tinker
 from tinker import types
 
 from bloomery.client import Client
-from bloomery.types.resources import NewKey
+from bloomery.types.keys import NewKey
 from tests.sdk import connected
 from tests.tinker.over_fake_engine import KEY, MODEL, Served
 

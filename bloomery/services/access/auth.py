@@ -18,8 +18,8 @@ from bloomery.store.database import Database
 from bloomery.store.events import record_event
 from bloomery.types.errors import Conflict, InvalidInput, NotFound, Unauthorized
 from bloomery.types.ids import expiry_us, new_id, now_us
-from bloomery.types.keys import Scope, new_key
-from bloomery.types.resources import Key, NewKey, Page
+from bloomery.types.keys import Key, NewKey, Scope, new_key
+from bloomery.types.resources import Page
 
 DEVELOPMENT: Final = "development"
 

@@ -16,7 +16,7 @@ from bloomery.services.access.auth import Auth, fingerprint
 from bloomery.services.access.principal import Principal
 from bloomery.services.access.tokens import MARK, Tokens
 from bloomery.types.ids import now_us
-from bloomery.types.resources import Key
+from bloomery.types.keys import Key
 
 LOGIN: Final = "login"
 BROWSER: Final = "browser-with-word"

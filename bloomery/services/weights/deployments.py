@@ -26,10 +26,11 @@ from bloomery.services.weights.versions import Version, Versions
 from bloomery.store import rows
 from bloomery.store.database import Database
 from bloomery.store.events import record_event
+from bloomery.types.deployments import Deployment, Revision, Swap, SwapKind
 from bloomery.types.errors import Conflict, InvalidInput, NotFound
 from bloomery.types.generation import Weights
 from bloomery.types.ids import new_id, now_us
-from bloomery.types.resources import Deployment, Page, Price, Revision, Swap, SwapKind
+from bloomery.types.resources import Page, Price
 
 _SWAP: Final = "deployment."
 """What the kinds of events begin with that tell of a swap."""

@@ -32,6 +32,7 @@ from bloomery.store import rows
 from bloomery.store.blobs import AsyncBlobs
 from bloomery.store.database import Database
 from bloomery.sync.publish import card_key
+from bloomery.types.deployments import Deployment, ProvedOn
 from bloomery.types.errors import BloomeryError, NotFound
 from bloomery.types.fidelity import TEXT_TOKENS, Mode, Sampled, answers, prompts, request
 from bloomery.types.fidelity_text import TEXT
@@ -39,7 +40,7 @@ from bloomery.types.generation import Generate, Weights
 from bloomery.types.ids import new_id
 from bloomery.types.kept import apart
 from bloomery.types.protocol import Compare
-from bloomery.types.resources import Deployment, Fidelity, ProvedOn
+from bloomery.types.resources import Fidelity
 
 log = logging.getLogger(__name__)
 

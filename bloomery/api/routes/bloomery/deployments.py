@@ -5,7 +5,8 @@ from fastapi import APIRouter
 from bloomery.api.deps import Caller, Svc
 from bloomery.api.repeats import Again
 from bloomery.api.routes.bloomery.paging import Limit, Offset
-from bloomery.types.resources import CreateDeployment, Deployment, Page, Promote, Rollback, SetPrice, Swap
+from bloomery.types.deployments import CreateDeployment, Deployment, Promote, Rollback, SetPrice, Swap
+from bloomery.types.resources import Page
 
 router = APIRouter(prefix="/deployments", tags=["deployments"])
 

@@ -6,7 +6,8 @@ from bloomery.api.deps import Caller, Svc
 from bloomery.api.repeats import Again
 from bloomery.api.routes.bloomery.paging import Limit, Offset
 from bloomery.services.access.principal import Allowance
-from bloomery.types.resources import CreateKey, Key, NewKey, Page
+from bloomery.types.keys import CreateKey, Key, NewKey
+from bloomery.types.resources import Page
 
 router = APIRouter(prefix="/keys", tags=["keys"])
 

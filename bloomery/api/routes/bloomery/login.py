@@ -11,7 +11,7 @@ from bloomery.api.browser import forget, keep, over_tls, own_page, shown_login
 from bloomery.api.deps import Caller, Svc
 from bloomery.services.access import identity
 from bloomery.types.errors import Unauthorized
-from bloomery.types.resources import LogIn, Login, NewLogin
+from bloomery.types.keys import LogIn, Login, NewLogin
 
 MAX_BODY_BYTES: Final = 4096
 

@@ -7,7 +7,8 @@ from fastapi.responses import StreamingResponse
 
 from bloomery.api.deps import Caller, Svc
 from bloomery.services.weights.exports import MAX_SHARD_BYTES, ExportForm
-from bloomery.types.resources import Fidelity, VersionFile, VersionFiles
+from bloomery.types.deployments import VersionFile, VersionFiles
+from bloomery.types.resources import Fidelity
 
 FormQuery = Annotated[ExportForm | None, Query()]
 ShardBytes = Annotated[int, Query(ge=1 << 20, lt=1 << 50)]
