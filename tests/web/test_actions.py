@@ -205,10 +205,12 @@ def test_a_version_is_deployed_under_a_new_name_and_another_made_live(page: "Pag
     assert f"the base model {BASE} ({base[:12]})" in others.inner_text()
     others.select_option(BASE)
     make_live.click()
+    dialog.get_by_role("checkbox", name=re.compile("^compared: ")).check()
     dialog.get_by_role("button", name="Make live").click()
     page.get_by_role("region", name="Live").get_by_text("revision 3").wait_for(timeout=60_000)
     dialog.wait_for(state="detached")
     assert f"the base model {BASE}" not in others.inner_text(), "it is live"
+    assert ("compared", BASE) in {(each["name"], each["model"]) for each in client.deployments.get("by-hand").live.evidence["evaluations"]}
 
 
 def test_traces_are_filtered_by_what_the_address_keeps(page: "Page", world: World, client: Client) -> None:

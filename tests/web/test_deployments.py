@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bloomery.client import Client
+from bloomery.types.evaluations import Evaluation, EvaluationSpec
 from tests.live import running_server
 from tests.web.conftest import SIZE, WAIT_MS, log_in
 from tests.web.world import BASE, World
@@ -68,6 +69,81 @@ def test_what_versions_are_called_is_read_for_the_first_request_that_is_opened_a
     rows.nth(1).click()
     opened.and_(page.locator(f"[aria-label='{first}']")).wait_for(state="detached")
     opened.get_by_role("link", name=MADE).wait_for()
+
+
+def test_what_is_deployed_by_clicking_has_the_evaluations_that_are_chosen_as_its_evidence(page: "Page", world: World, client: Client) -> None:
+    version = client.create_run(BASE, 4, seed=3).save_snapshot("spoken-for").result().version
+    first, second = (evaluated(client, f"speaks-for-it-{number}", version) for number in (1, 2))
+    page.goto("/deployments")
+    page.get_by_role("button", name="New deployment").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Name that callers give").fill("spoken-for")
+    dialog.get_by_text("Evaluations of the version that is chosen.").wait_for()
+    dialog.get_by_label("Version").select_option(version)
+    offered = dialog.get_by_role("checkbox")
+    offered.nth(1).wait_for()
+    assert [(each.locator("..").inner_text().strip(), each.is_checked()) for each in offered.all()] == [
+        (f"speaks-for-it-2: {said(second)}", True),
+        (f"speaks-for-it-1: {said(first)}", False),
+    ]
+    dialog.get_by_role("checkbox", name="speaks-for-it-2").uncheck()
+    dialog.get_by_role("checkbox", name="speaks-for-it-1").check()
+    dialog.get_by_role("button", name="Deploy").click()
+    live, history = (page.get_by_role("region", name=name) for name in ("Live", "History"))
+    for region in (live, history):
+        region.get_by_text(f"speaks-for-it-1: {said(first)}", exact=True).wait_for(timeout=60_000)
+    assert client.deployments.get("spoken-for").live.evidence == {
+        "evaluations": [{"evaluation": first.id, "name": "speaks-for-it-1", "model": version, "scores": [scores(first)]}]
+    }
+    live.get_by_role("link", name="speaks-for-it-1").click()
+    page.get_by_role("heading", name="speaks-for-it-1").wait_for()
+
+
+def test_what_a_job_ended_with_is_made_live_under_a_name_that_there_is(page: "Page", world: World, client: Client) -> None:
+    assert world.taught.result is not None
+    client.deployments.create("there-already", BASE)
+    page.goto(f"/runs/{world.taught.id}")
+    page.get_by_role("button", name="Deploy", exact=True).click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_text("A new deployment, with this version as its revision 1.").wait_for()
+    dialog.get_by_label("Name that callers give").fill("there-already")
+    dialog.get_by_text("This makes revision 2 live; revision 1 can be had back at any time.").wait_for()
+    dialog.get_by_role("checkbox", name=re.compile("^compared: ")).check()
+    dialog.get_by_role("button", name="Make it live").click()
+    page.get_by_role("heading", name="there-already").wait_for(timeout=60_000)
+    page.get_by_role("region", name="Live").get_by_text("revision 2").wait_for()
+    live = client.deployments.get("there-already").live
+    assert live.version == world.taught.result.version
+    assert (world.evaluation, world.deployment) in {(each["evaluation"], each["model"]) for each in live.evidence["evaluations"]}
+
+
+def evaluated(client: Client, name: str, version: str) -> Evaluation:
+    """What one model says to two rows, finished."""
+    spec = {
+        "name": name,
+        "data": {"dataset": "prompts", "split": "eval", "rows": 2},
+        "models": [version],
+        "graders": ["right"],
+        "params": {"max_tokens": 4},
+    }
+    return client.evaluations.wait(client.evaluations.create(EvaluationSpec.model_validate(spec)).id, 300)
+
+
+def scores(evaluation: Evaluation) -> dict[str, object]:
+    assert evaluation.result is not None
+    (summary,) = evaluation.result.models[0].graders
+    assert summary.mean is not None
+    return {"grader": summary.grader, "rows": 2, "mean": summary.mean.model_dump(mode="json")}
+
+
+def said(evaluation: Evaluation) -> str:
+    """A score with its interval, as pages say it."""
+    assert evaluation.result is not None
+    (summary,) = evaluation.result.models[0].graders
+    assert summary.mean is not None
+    assert summary.mean.interval is not None
+    low, high = summary.mean.interval
+    return f"{summary.mean.value:.4g} ({low:.4g} to {high:.4g}) by {summary.grader} on 2 rows"
 
 
 def test_a_run_of_a_program_says_where_its_snapshot_is_live(page: "Page", world: World, client: Client) -> None:

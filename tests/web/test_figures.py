@@ -142,7 +142,8 @@ def test_a_deployment_says_how_fast_it_answered_and_on_what_evidence_each_versio
     client.deployments.create("timed", BASE)
     for tokens in (1, 2, 3):
         client.chat("timed", [{"role": "user", "content": "red is moon"}], max_tokens=tokens, ignore_eos=True)
-    client.deployments.promote("timed", world.taught.result.version, {"why": "it is better", "rows": 8})
+    split = {"gained": 5, "lost": 1, "p_value": 0.21875}
+    client.deployments.promote("timed", world.taught.result.version, {"why": "it is better", "mcnemar": split, "evaluations": ["mine"]})
     wait_until(lambda: len(client.spans.list(deployment="timed")) == 3)
     page.goto("/deployments/timed")
     traffic = page.get_by_role("region", name="Traffic")
@@ -154,8 +155,10 @@ def test_a_deployment_says_how_fast_it_answered_and_on_what_evidence_each_versio
     newest, first = page.get_by_role("region", name="History").locator("tbody tr").all()
     assert [row.locator("td").first.inner_text() for row in (newest, first)] == ["2", "1"]
     first.get_by_text("none", exact=True).wait_for()
-    newest.get_by_text("why, rows").click()
-    newest.get_by_text('"why": "it is better"').wait_for()
+    newest.get_by_text("why: it is better", exact=True).wait_for()
+    newest.get_by_text("right where the version before was not 5 times, wrong where it was right once (p = 0.2188)", exact=True).wait_for()
+    newest.get_by_text("evaluations", exact=True).click()
+    newest.get_by_text('"mine"').wait_for()
 
 
 def _figure(within: "Page | Locator", words: str) -> "Locator":

@@ -294,3 +294,25 @@ test("a version says where its rows come from", async () => {
   const saved = { id: "b", manifest: "n", number: 2, parent: "a", recipe: { kind: "import", format: "jsonl", origin: "the playground" } };
   assert.deepEqual([first, saved].map((version) => madeBy(version, [first, saved])), ["jsonl file", "from the playground, added to version 1"]);
 });
+
+test("of evidence what is known is said in words, and what is not is kept as it was given", async () => {
+  const { citable, evidenceOf, told } = await load("pages/deployments/evidence.ts");
+  const mean = { value: 0.5, interval: [0.25, 0.75] };
+  const model = (name, version, means) => ({ model: name, version, graders: means.map((mean) => ({ grader: "right@1", rows: 8, mean, passed: null, hash: "h" })) });
+  const evaluations = [
+    { id: "e2", spec: { name: "second" }, result: { models: [model("front", "v1", [mean]), model("base", "v0", [mean])] } },
+    { id: "e1", spec: { name: "first" }, result: { models: [model("v1", "v1", [null])] } },
+    { id: "e0", spec: { name: "ended early" }, result: null },
+  ];
+  const cited = citable(evaluations, "v1");
+  assert.deepEqual(cited, [
+    { evaluation: "e2", name: "second", model: "front", scores: [{ grader: "right@1", rows: 8, mean }] },
+    { evaluation: "e1", name: "first", model: "v1", scores: [] },
+  ]);
+  assert.deepEqual(evidenceOf([]), {}, "no evidence is none");
+  assert.deepEqual(told(evidenceOf(cited)), { evaluations: cited, words: [], rest: {} });
+  for (const odd of ["e2", [null], [{}], [{ ...cited[0], scores: [{ grader: "right@1", rows: 8, mean: { value: 0.5, interval: [0.25] } }] }], { 0: cited[0] }]) {
+    assert.deepEqual(told({ evaluations: odd }), { evaluations: [], words: [], rest: { evaluations: odd } });
+  }
+  assert.deepEqual(told({ mcnemar: { gained: 2 }, why: "better", n: 3, list: [1], nothing: null }), { evaluations: [], words: ["why: better", "n: 3"], rest: { mcnemar: { gained: 2 }, list: [1], nothing: null } });
+});
