@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bloomery.client import Client
-from bloomery.types.evaluations import Evaluation, EvaluationSpec
+from bloomery.types.evaluations import Evaluation, EvaluationSpec, Measured
 from tests.live import running_server
 from tests.web.conftest import SIZE, WAIT_MS, log_in
 from tests.web.world import BASE, World
@@ -93,7 +93,7 @@ def test_what_is_deployed_by_clicking_has_the_evaluations_that_are_chosen_as_its
     for region in (live, history):
         region.get_by_text(f"speaks-for-it-1: {said(first)}", exact=True).wait_for(timeout=60_000)
     assert client.deployments.get("spoken-for").live.evidence == {
-        "evaluations": [{"evaluation": first.id, "name": "speaks-for-it-1", "model": version, "scores": [scores(first)]}]
+        "evaluations": [{"evaluation": first.id, "name": "speaks-for-it-1", "model": version, "scores": [score(first)]}]
     }
     live.get_by_role("link", name="speaks-for-it-1").click()
     page.get_by_role("heading", name="speaks-for-it-1").wait_for()
@@ -117,33 +117,17 @@ def test_what_a_job_ended_with_is_made_live_under_a_name_that_there_is(page: "Pa
     assert (world.evaluation, world.deployment) in {(each["evaluation"], each["model"]) for each in live.evidence["evaluations"]}
 
 
-def evaluated(client: Client, name: str, version: str) -> Evaluation:
-    """What one model says to two rows, finished."""
-    spec = {
-        "name": name,
-        "data": {"dataset": "prompts", "split": "eval", "rows": 2},
-        "models": [version],
-        "graders": ["right"],
-        "params": {"max_tokens": 4},
-    }
-    return client.evaluations.wait(client.evaluations.create(EvaluationSpec.model_validate(spec)).id, 300)
-
-
-def scores(evaluation: Evaluation) -> dict[str, object]:
-    assert evaluation.result is not None
-    (summary,) = evaluation.result.models[0].graders
-    assert summary.mean is not None
-    return {"grader": summary.grader, "rows": 2, "mean": summary.mean.model_dump(mode="json")}
-
-
-def said(evaluation: Evaluation) -> str:
-    """A score with its interval, as pages say it."""
-    assert evaluation.result is not None
-    (summary,) = evaluation.result.models[0].graders
-    assert summary.mean is not None
-    assert summary.mean.interval is not None
-    low, high = summary.mean.interval
-    return f"{summary.mean.value:.4g} ({low:.4g} to {high:.4g}) by {summary.grader} on 2 rows"
+def test_figures_of_traffic_say_of_which_requests_they_are_and_what_time_those_cover(page: "Page", client: Client) -> None:
+    client.deployments.create("busy", BASE)
+    for _ in range(2):
+        client.chat("busy", ASKED, max_tokens=1)
+    page.goto("/deployments/busy")
+    traffic = page.get_by_role("region", name="Traffic")
+    every = r"^Figures and charts are of all 2 requests on record, which came within [\d.]+ (ms|s), the first of them "
+    traffic.get_by_text(re.compile(every)).wait_for()
+    page.route("**/api/v1/spans?*", of_a_busy_day)
+    page.reload()
+    traffic.get_by_text("Figures and charts are of the last 1,000 requests alone, which came within 16 min 39 s, the first of them ").wait_for()
 
 
 def test_a_run_of_a_program_says_where_its_snapshot_is_live(page: "Page", world: World, client: Client) -> None:
@@ -201,6 +185,50 @@ def test_who_serves_a_deployment_is_told_with_whether_it_holds_the_live_version(
             assert held.count() == 0
 
 
+def evaluated(client: Client, name: str, version: str) -> Evaluation:
+    """What one model says to two rows, finished."""
+    spec = {
+        "name": name,
+        "data": {"dataset": "prompts", "split": "eval", "rows": 2},
+        "models": [version],
+        "graders": ["right"],
+        "params": {"max_tokens": 4},
+    }
+    return client.evaluations.wait(client.evaluations.create(EvaluationSpec.model_validate(spec)).id, 300)
+
+
+def score(evaluation: Evaluation) -> dict[str, object]:
+    """Of its only grader, as evidence has it."""
+    mean = mean_of(evaluation)
+    return {"grader": "right@1", "rows": 2, "mean": mean.model_dump(mode="json")}
+
+
+def said(evaluation: Evaluation) -> str:
+    """The same as pages say it."""
+    mean = mean_of(evaluation)
+    assert mean.interval is not None
+    low, high = mean.interval
+    return f"{mean.value:.4g} ({low:.4g} to {high:.4g}) by right@1 on 2 rows"
+
+
+def mean_of(evaluation: Evaluation) -> Measured:
+    assert evaluation.result is not None
+    (summary,) = evaluation.result.models[0].graders
+    assert (summary.grader, summary.rows) == ("right@1", 2)
+    assert summary.mean is not None
+    return summary.mean
+
+
 def proved_by_nobody(route: "Route") -> None:
     answer = route.fetch()
     route.fulfill(response=answer, json=answer.json() | {"proved": []})
+
+
+def of_a_busy_day(route: "Route") -> None:
+    """More requests than the page reads, one a second."""
+    answer = route.fetch(url=re.sub(r"offset=\d+", "offset=0", route.request.url))
+    newest = answer.json()["data"][0]
+    asked = {name: int(value) for name, value in re.findall(r"(limit|offset)=(\d+)", route.request.url)}
+    places = range(asked["offset"], asked["offset"] + asked["limit"])
+    made = [newest | {"id": f"{newest['id']}-{place}", "started_us": newest["started_us"] - place * 1_000_000} for place in places]
+    route.fulfill(response=answer, json={"data": made, "has_more": True})

@@ -316,3 +316,11 @@ test("of evidence what is known is said in words, and what is not is kept as it 
   }
   assert.deepEqual(told({ mcnemar: { gained: 2 }, why: "better", n: 3, list: [1], nothing: null }), { evaluations: [], words: ["why: better", "n: 3"], rest: { mcnemar: { gained: 2 }, list: [1], nothing: null } });
 });
+
+test("figures of traffic say of which requests they are, and what time those cover", async () => {
+  const { covered } = await load("pages/deployments/traffic.ts");
+  const spans = [200, 140, 80].map((seconds) => ({ started_us: seconds * 1e6 }));
+  assert.equal(covered(spans, 4, 300_000), "all 3 requests on record, which came within 2 min 0 s, the first of them 3 min ago");
+  assert.equal(covered(spans, 3, 300_000), "the last 3 requests alone, which came within 2 min 0 s, the first of them 3 min ago");
+  assert.equal(covered(spans.slice(0, 1), 3, 300_000), "the one request on record, 1 min ago");
+});

@@ -1,5 +1,6 @@
 // What spans say of a deployment's traffic.
 import type { Row } from "../../answers";
+import { ago, duration, several } from "../../lib/format";
 
 type Span = Row<"/api/v1/spans">;
 
@@ -28,4 +29,14 @@ export function quantile(values: readonly number[], share: number): number | nul
   if (values.length === 0) return null;
   const sorted = [...values].sort((a, b) => a - b);
   return sorted[Math.min(sorted.length - 1, Math.floor(share * sorted.length))]!;
+}
+
+/** Which requests these are, the newest of which `most` are read, and what time they cover; `now` in milliseconds. */
+export function covered(spans: readonly Span[], most: number, now: number): string {
+  const begun = spans.map((span) => span.started_us);
+  const first = begun.reduce((least, each) => Math.min(least, each));
+  const last = begun.reduce((latest, each) => Math.max(latest, each));
+  if (spans.length === 1) return `the one request on record, ${ago(first, now)}`;
+  const which = spans.length < most ? `all ${several(spans.length, "request")} on record` : `the last ${several(spans.length, "request")} alone`;
+  return `${which}, which came within ${duration((last - first) / 1e6)}, the first of them ${ago(first, now)}`;
 }
