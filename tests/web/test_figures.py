@@ -36,6 +36,21 @@ def test_home_adds_up_what_was_used_and_leads_to_what_it_names(page: "Page", wor
     page.get_by_role("heading", name=world.deployment, exact=True).wait_for()
 
 
+@pytest.mark.parametrize(
+    ("words", "title", "address"),
+    [
+        ("live", "Deployments", "/deployments"),
+        ("training now", "Runs", "/runs"),
+        ("tokens trained by jobs", "Runs", "/runs"),
+        ("in 24 h", "Traces", "/traces?since=day"),
+    ],
+)
+def test_a_figure_of_the_home_page_leads_to_what_it_counts(page: "Page", words: str, title: str, address: str) -> None:
+    _figure(page, words).get_by_role("link").click()
+    page.get_by_role("heading", name=title, level=1, exact=True).wait_for()
+    assert page.url.endswith(address)
+
+
 def test_tokens_of_a_rollout_are_coloured_by_what_is_asked_for_and_its_parts_reason_and_versions_stand_below(page: "Page", client: Client) -> None:
     run = client.create_run(BASE, 4, name="recorded")
     run.rollouts.add(1, _recorded())

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bloomery.client import Client
+from bloomery.types.evaluations import EvaluationSpec
 from bloomery.types.resources import Price
 from tests.live import LiveServer, wait_until
 from tests.web.conftest import SIZE, WAIT_MS, log_in
@@ -38,6 +39,28 @@ def test_home_says_what_is_live_what_trains_and_that_every_process_is_well(page:
     assert f"engine of {BASE}" in processes
     assert "equal bits" in processes
     assert "ready" in processes
+
+
+def test_home_has_evaluations_as_long_as_they_are_under_way(page: "Page", world: World, client: Client) -> None:
+    assert client.evaluations.get(world.evaluation).finished_us is not None
+    long = {
+        "data": {"dataset": "prompts", "split": "eval", "rows": 8},
+        "models": [BASE],
+        "graders": ["right"],
+        "params": {"max_tokens": 400, "samples": 64, "temperature": 1.5},
+    }
+    made = [client.evaluations.create(EvaluationSpec.model_validate({"name": name, **long})) for name in ("under-way", "behind-it")]
+    page.goto("/")
+    evaluated = page.get_by_role("region", name="What is evaluated")
+    evaluated.get_by_role("link", name="behind-it").wait_for()
+    evaluated.get_by_role("link", name="under-way").click()
+    page.get_by_role("heading", name="under-way").wait_for()
+    page.go_back()
+    evaluated.get_by_text("1 model on prompts, ").first.wait_for()
+    assert evaluated.get_by_role("link", name="compared").count() == 0, "it has ended"
+    for each in made:
+        client.evaluations.cancel(each.id)
+        evaluated.get_by_role("link", name=each.spec.name).wait_for(state="detached")
 
 
 def test_what_people_and_models_wrote_never_runs(page: "Page", world: World) -> None:
