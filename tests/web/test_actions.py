@@ -166,6 +166,16 @@ def test_two_evaluations_are_chosen_and_compared_and_one_at_work_is_cancelled(pa
         page.get_by_role("checkbox", name=f"compare {name}", exact=True).check()
     page.get_by_role("link", name="Compare 2").click()
     page.get_by_role("heading", name="Compare evaluations").wait_for()
+    differing = page.get_by_role("table").filter(has=page.get_by_role("columnheader", name="What differs")).locator("tbody tr")
+    differing.filter(has_text="seed").wait_for()
+    first, second = (client.evaluations.get(name) for name in ("compared", "beside"))
+    assert [line.locator("td").all_inner_texts() for line in differing.all()] == [
+        ["models", f"{world.deployment}, {BASE}", BASE],
+        ["weights", *(", ".join(map(str, each.versions)) for each in (first, second))],
+        ["graders", "right@1, short@1", "right@1"],
+        ["temperature", "0", "1"],
+        ["seed", "0", "3"],
+    ]
     _choice(page, "First").select_option(label=f"{BASE}, in compared")
     _choice(page, "second").select_option(label=f"{BASE}, in beside")
     expected = client.evaluations.pairs("compared", model=BASE, other=BASE, against="beside")

@@ -1,4 +1,4 @@
-"""Whoever comes first finds nothing, and on every page what to do about it."""
+"""Whoever comes first fetches little, finds nothing, and on every page what to do about it."""
 
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,7 @@ from tests.live import LiveServer
 from tests.web.conftest import SIZE, WAIT_MS, log_in
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser
+    from playwright.sync_api import Browser, Page
 
 pytestmark = [pytest.mark.web, pytest.mark.timeout(600)]
 NEXT = {
@@ -25,6 +25,17 @@ NEXT = {
     "/traces": ["/playground"],
     "/labelling": ["/evaluations"],
 }
+FETCHED = """performance.getEntriesByType("resource").filter(({ name }) => new URL(name).pathname.startsWith("/ui/"))
+    .map(({ name, encodedBodySize }) => [name, encodedBodySize])"""
+FIRST_PAGE_BYTES = 250_000
+"""Of scripts and styles as they are sent, compressed: half a second at 4 Mbit/s."""
+
+
+def test_little_is_fetched_before_the_first_page_is_shown(page: "Page") -> None:
+    page.goto("/")
+    fetched = page.evaluate(FETCHED)
+    assert any(name.endswith(".js") for name, _ in fetched)
+    assert sum(size for _, size in fetched) < FIRST_PAGE_BYTES
 
 
 def test_a_page_with_nothing_on_it_leads_to_what_would_be_there(browser: "Browser", server: LiveServer, client: Client) -> None:

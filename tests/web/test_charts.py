@@ -78,6 +78,19 @@ def test_runs_are_compared_on_one_axis_smoothed_and_over_time(page: "Page", worl
     assert page.get_by_role("checkbox", name="logarithmic").is_checked()
 
 
+def test_what_is_set_differently_between_runs_is_told_and_nothing_else(page: "Page", world: World, client: Client) -> None:
+    again = client.jobs.create(world.taught.spec.model_copy(update={"name": "taught-otherwise", "rank": 8, "seed": 2}))
+    page.goto(f"/runs/compare?of={world.taught.id},{again.id}")
+    page.get_by_text("3 settings differ", exact=True).wait_for()
+    told = page.get_by_role("table").filter(has=page.get_by_role("columnheader", name="Setting")).locator("tbody tr")
+    assert [line.locator("td").all_inner_texts() for line in told.all()] == [
+        ["name", "taught", "taught-otherwise"],
+        ["rank", "16", "8"],
+        ["seed", "1", "2"],
+    ]
+    client.jobs.cancel(again.id)
+
+
 def test_a_curve_is_drawn_on_where_it_is_and_stays_as_far_in_as_one_looked(page: "Page", world: World) -> None:
     page.goto(f"/runs/{world.taught.id}?smooth=0.5")
     loss = page.get_by_role("region", name="Loss", exact=True)

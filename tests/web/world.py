@@ -26,6 +26,8 @@ class World:
     program: str
     """A run that a program trained."""
     evaluation: str
+    request: str
+    """One that the deployment answered."""
 
 
 def build(client: Client, said: str = HOSTILE) -> World:
@@ -60,7 +62,7 @@ def build(client: Client, said: str = HOSTILE) -> World:
     for number, given in enumerate(pairs(6, 5)):
         answer = client.chat("front", asked(given), max_tokens=48, seed=number)
         client.feedback(answer["id"], "helpful", number % 2 == 0)
-    client.chat("front", [{"role": "user", "content": said}], max_tokens=4, seed=0)
+    asked_so = client.chat("front", [{"role": "user", "content": said}], max_tokens=4, seed=0)
     evaluated = client.evaluations.create(
         EvaluationSpec.model_validate(
             {
@@ -75,7 +77,7 @@ def build(client: Client, said: str = HOSTILE) -> World:
     rewarded = client.jobs.wait(rewarded.id, 600)
     assert rewarded.result is not None, rewarded.reason
     client.evaluations.wait(evaluated.id, 300)
-    return World(taught, rewarded, "front", program, evaluated.id)
+    return World(taught, rewarded, "front", program, evaluated.id, asked_so["id"])
 
 
 def trained(client: Client) -> list[str]:
@@ -94,6 +96,7 @@ def places(world: World) -> list[str]:
         "/",
         "/runs",
         f"/runs/{world.rewarded.id}",
+        f"/runs/{world.program}",
         f"/runs/compare?of={world.taught.id},{world.rewarded.id}",
         "/jobs",
         f"/jobs?clone={world.rewarded.id}",
@@ -102,7 +105,7 @@ def places(world: World) -> list[str]:
         "/graders/new",
         "/rollouts",
         f"/rollouts/{world.rewarded.run}",
-        f"/rollouts/{world.rewarded.run}?colour=version",
+        *(f"/rollouts/{world.rewarded.run}?colour={colour}" for colour in ("advantage", "loss mask", "version")),
         "/deployments",
         f"/deployments/{world.deployment}",
         "/traces",
