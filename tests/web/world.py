@@ -109,6 +109,7 @@ def places(world: World) -> list[str]:
         "/deployments",
         f"/deployments/{world.deployment}",
         "/traces",
+        f"/traces/{world.request}",
         "/playground",
         f"/labelling?evaluation={evaluation}",
         f"/labelling?evaluation={evaluation}&mode=pairs",
