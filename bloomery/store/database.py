@@ -1,7 +1,7 @@
 """The database: many readers, one writer.
 
-`write` hands a function to the writer thread, which runs all that wait in one transaction, each behind its own savepoint: they share one
-fsync and fail alone. `read` runs a function on a pooled read-only connection. Functions get a SQLAlchemy connection and never keep it.
+`write` hands a function to the writer thread, which runs all that wait in one transaction, each of several behind its own savepoint: they
+share one fsync and fail alone. `read` runs a function on a pooled read-only connection. Functions get a SQLAlchemy connection and never keep it.
 
 Who watches hears behind each commit which tables it changed.
 
@@ -170,7 +170,8 @@ class Database:
             with self._writer.begin() as connection:
                 for write in group:
                     self._at_hand = _Begun(write.change.__qualname__.partition(".<locals>")[0], time.monotonic())
-                    outcomes.append(_apply(connection, write))
+                    # Who is alone needs no savepoint: what undoes it is the transaction.
+                    outcomes.append(_apply(connection, write) if len(group) > 1 else (write, write.change(connection), None))
             failpoint("store.row.committed")
         except Exception as error:
             outcomes = [(write, None, error) for write in group]
