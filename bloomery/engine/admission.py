@@ -136,7 +136,7 @@ def _snapshot_bytes(weights: Trainable) -> int:
 
 def _largest(weights: Trainable) -> int:
     """Bytes of the largest trained tensor."""
-    return max(view.nbytes for _, view in weights.named(weights.masters))
+    return max(slot.shape.numel() for slot in weights.slots) * weights.masters.itemsize
 
 
 def opening_need(spec: LoraSpec, decoder: Decoder) -> Need:

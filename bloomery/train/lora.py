@@ -33,6 +33,10 @@ class Lora:
         self.masters = torch.cat([_initial(slot, spec.seed).flatten() for slot in self.slots]).to(decoder.device)
         self.gradients = torch.zeros_like(self.masters)
         self._targets, self._scale = tuple(targets), spec.alpha / spec.rank
+        # Made once: to cut a small adapter into its factors takes longer than what is done with them.
+        masters = dict(self.named(self.masters))
+        self._factors = {target: _factors(masters, target) for target in self._targets}
+        self._published = {published_name(slot.name, stacked=len(slot.shape) == 3): masters[slot.name] for slot in self.slots}
         self._adapter = FusedAdapter(targets, spec.rank, self._scale, dtype=decoder.dtype, device=decoder.device, trained=True)
         self.refresh()
 
@@ -47,7 +51,7 @@ class Lora:
 
     def refresh(self) -> None:
         """Cast the masters into the adapter, after every change of the masters."""
-        self._adapter.fill(self._factors())
+        self._adapter.fill(self._factors)
 
     def gather_gradients(self) -> None:
         """Add what the last backward left at the adapter to the fp32 gradients."""
@@ -71,11 +75,11 @@ class Lora:
 
     def published(self) -> dict[str, Tensor]:
         """The factors in the compute dtype, unpadded, under the names that PEFT uses; those of experts are stacked, under `experts.*`."""
-        return {published_name(slot.name, stacked=len(slot.shape) == 3): slot.of(self.masters).to(self.decoder.dtype) for slot in self.slots}
+        return {name: master.to(self.decoder.dtype) for name, master in self._published.items()}
 
     def stale(self) -> str | None:
         """The first factor that the forward computes with otherwise; what lies around the factors is multiplied with too."""
-        if self._adapter.holds(self._factors()):
+        if self._adapter.holds(self._factors):
             return None
         found = self._adapter.factors()
         for name, tensor in self.published().items():
@@ -83,10 +87,6 @@ class Lora:
             if not same_bits(view.values, tensor if view.scale == 1 else tensor * view.scale):
                 return name
         return f"{self._adapter.num_stray()} numbers around the factors"
-
-    def _factors(self) -> dict[str, Factors]:
-        masters = dict(self.named(self.masters))
-        return {target: _factors(masters, target) for target in self._targets}
 
     def named(self, flat: Tensor) -> Iterator[tuple[str, Tensor]]:
         """Each factor's view of a flat vector (masters, gradients, optimizer moments)."""

@@ -26,6 +26,8 @@ class Trainable(Protocol):
     spec: LoraSpec
     decoder: Decoder
     """Whose forward the run's micro-batches go through: the engine's own, or one that is the run's alone."""
+    slots: list["Slot"]
+    """Where each tensor lies in the flat vectors, in their order."""
     masters: Tensor
     gradients: Tensor
 

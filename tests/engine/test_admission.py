@@ -18,7 +18,8 @@ from bloomery.train.lora import Lora
 from bloomery.train.losses import find_loss
 from bloomery.train.optim import AdamW
 from bloomery.train.passes import Share
-from bloomery.types.operations import Failed, ForwardBackwardResult, LoraSpec, OptimStepResult
+from bloomery.types.footprint import CHECKPOINT_BYTES
+from bloomery.types.operations import Failed, ForwardBackwardResult, LoraSpec, OptimStepResult, SaveCheckpoint
 from bloomery.types.protocol import Execute, OperationDone
 from tests.train import builders
 from tests.train.builders import datum, learn, step, supervised
@@ -163,6 +164,15 @@ def test_what_would_not_fit_into_an_idle_engine_is_told_apart_from_what_does_not
     assert now.message.endswith("of memory, 0.3 GB are free")
     assert "longest sequence 700 tokens" in for_ever.message
     assert for_ever.message.endswith("an engine that does nothing else has 0.3 GB for it: send shorter sequences or fewer soft targets")
+
+
+@pytest.mark.parametrize("rank", [0, 8])
+def test_a_checkpoint_takes_room_for_its_largest_tensor_too(rank):
+    weights = builders.run(rank=rank).weights
+    need = operation_need(SaveCheckpoint(key="checkpoints/one"), weights, 512)
+    assert need is not None
+    largest_bytes = max(view.nbytes for _, view in weights.named(weights.masters))
+    assert need.bytes == weights.masters.numel() * CHECKPOINT_BYTES + largest_bytes
 
 
 @pytest.mark.parametrize("experts", [False, True])
