@@ -86,6 +86,8 @@ class Manifest(Wire, frozen=True, kw_only=True, dict=True):
             raise Corrupt("the manifest is not in canonical form, so its hash would not identify it")
         if manifest.format == 2:
             _check_states(manifest)
+        # Of the bytes that were just found to be the canonical ones.
+        manifest.__dict__["version"] = digest(data)
         return manifest
 
     @cached_property

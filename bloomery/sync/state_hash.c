@@ -10,8 +10,15 @@ static inline uint64_t key(uint64_t x) {
     return (x ^ (x >> 31)) | 1;
 }
 
+// gcc takes vectors of half the width by itself, with which these sums take 1.5 to 2.2 times as long on an Intel Xeon.
+#if defined(__AVX512DQ__) && defined(__GNUC__) && !defined(__clang__)
+#define WIDEST __attribute__((target("prefer-vector-width=512")))
+#else
+#define WIDEST
+#endif
+
 #define SUM(NAME, TYPE)                                                                                        \
-    void NAME(const TYPE *values, const int64_t *stops, int64_t parts, uint64_t first, uint64_t other, uint64_t *sums) { \
+    WIDEST void NAME(const TYPE *values, const int64_t *stops, int64_t parts, uint64_t first, uint64_t other, uint64_t *sums) { \
         int64_t start = 0;                                                                                     \
         for (int64_t part = 0; part < parts; part++) {                                                         \
             int64_t stop = stops[part];                                                                        \

@@ -14,6 +14,7 @@ network or from a disk is held against blake3 (`manifest`) first.
 One pass over the elements in C where there is a compiler (`state_kernel`), in numpy otherwise; the same sums.
 """
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -28,6 +29,7 @@ SEEDS: Final = (0x243F6A8885A308D3, 0xA4093822299F31D0)
 """Digits of pi, far enough apart that no set of tensors is so large that an element's two keys are also two keys of others."""
 MASK: Final = (1 << 64) - 1
 _HEX_DIGITS: Final = 32
+_HEX: Final = re.compile(f"[0-9a-f]{{{_HEX_DIGITS}}}")
 _BLOCK: Final = 1 << 15
 """Elements whose keys lie in a processor's own cache."""
 UNSIGNED: Final = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
@@ -53,7 +55,7 @@ class StateHash:
     @classmethod
     def parse(cls, text: str) -> "StateHash":
         """What `str` wrote; ValueError for anything else."""
-        if len(text) != _HEX_DIGITS or not set(text) <= set("0123456789abcdef"):
+        if _HEX.fullmatch(text) is None:
             raise ValueError(f"`{text}` is no state hash: {_HEX_DIGITS} hexadecimal digits")
         return cls(int(text[:16], 16), int(text[16:], 16))
 
@@ -64,10 +66,10 @@ NOTHING: Final = StateHash()
 
 def total(hashes: Iterable[StateHash]) -> StateHash:
     """Of a whole, from the hashes of its parts."""
-    found = StateHash()
+    one = two = 0
     for each in hashes:
-        found += each
-    return found
+        one, two = one + each.one, two + each.two
+    return StateHash(one & MASK, two & MASK)
 
 
 def elements(data: bytes | memoryview, item_bytes: int) -> Bits:
