@@ -40,8 +40,8 @@ KEPT_IN_MEMORY: Final = 32
 KEPT_BYTES: Final = 64 << 20
 """Of their payloads, beside that of the first."""
 RETRY_S: Final = 1.0
-ROWS_FOLLOW_S: Final = 0.02
-"""Rows that nobody waits for are written so much later, many at once: the results are being fetched meanwhile."""
+ROWS_FOLLOW_S: Final = 0.1
+"""Rows that nobody waits for are written so much later, many at once: those of a step, say, in the transaction of what is published behind it."""
 
 Make = Callable[[], Awaitable[Operation]]
 
