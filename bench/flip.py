@@ -4,7 +4,8 @@ Streams of an embedded engine follow its model, while all of its tensors are sta
 (`commit`). The pause is the longest gap between two tokens of one stream around the flip, less the usual one: from a step before the first token of
 the new weights to a step behind it. Steps differ by themselves: `pause_without_median_ms` is the longest of as many gaps in a row where nothing was
 flipped, less the usual one. What is done beside the steps costs them time of the processor, which the gaps while it lasts show; `none` are
-the gaps of the same streams when nothing else is done.
+the gaps of the same streams when nothing else is done. `pause_of_flip_median_ms` is what the flip itself adds to steps that weights are staged beside
+anyway: the longest gap around it, less the longest of as many in a row, in the median, while the same weights were staged.
 """
 
 import argparse
@@ -63,6 +64,10 @@ class Stream:
         times_s = self.times_s[max(0, first - 2) : first + 2]
         return max((after - before) * 1000 for before, after in pairwise(times_s))
 
+    def staging_ms(self, version: str, from_s: float) -> float:
+        """The longest of as many gaps in a row, in the median, from then to those around the first token of a version."""
+        return statistics.median(self.longest_ms(from_s, self.times_s[self.firsts[version] - 1]))
+
 
 def main() -> None:
     """Flip a model a few times under streams."""
@@ -97,6 +102,7 @@ async def _measure(asked: argparse.Namespace) -> dict[str, object]:
     usual_ms = statistics.median(usual)
     without = [longest for from_s, until_s in (quiet_s, again_s) for stream in streams for longest in stream.longest_ms(from_s, until_s)]
     pauses_ms = [max(stream.flip_ms(flip.version) for stream in streams) - usual_ms for flip in flips]
+    own_ms = [max(stream.flip_ms(flip.version) - stream.staging_ms(flip.version, flip.began_s) for stream in streams) for flip in flips]
     return {
         "bit_exact": engine.capabilities().bit_exact,
         "bytes": sum(tensor.nbytes for tensor in published.values()),
@@ -106,6 +112,7 @@ async def _measure(asked: argparse.Namespace) -> dict[str, object]:
         "pause_without_median_ms": round(statistics.median(without) - usual_ms, 2),
         "pause_median_ms": round(statistics.median(pauses_ms), 2),
         "pause_longest_ms": round(max(pauses_ms), 2),
+        "pause_of_flip_median_ms": round(statistics.median(own_ms), 2),
         "asked_ms": _ASKED_MS,
     }
 
