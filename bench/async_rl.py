@@ -88,7 +88,7 @@ def main() -> None:
 def _arguments() -> argparse.Namespace:
     parser = parser_of(__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--seconds", type=float, default=16.0, help="that each loop has")
+    parser.add_argument("--seconds", type=float, default=50.0, help="that each loop has")
     parser.add_argument("--target", type=float, default=0.8, help="mean reward")
     parser.add_argument("--synchronous", choices=list(SERVERS), default="all-threads", help="the server of the synchronous loop")
     parser.add_argument("--synchronous-groups", type=int, default=4, help="a step")
