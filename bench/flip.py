@@ -64,9 +64,9 @@ class Stream:
         times_s = self.times_s[max(0, first - 2) : first + 2]
         return max((after - before) * 1000 for before, after in pairwise(times_s))
 
-    def staging_ms(self, version: str, from_s: float) -> float:
-        """The longest of as many gaps in a row, in the median, from then to those around the first token of a version."""
-        return statistics.median(self.longest_ms(from_s, self.times_s[self.firsts[version] - 1]))
+    def staging_ms(self, version: str, from_s: float, usual_ms: float) -> float:
+        """The longest of as many gaps in a row, in the median, from then to a version's first token; the usual one if they are fewer."""
+        return statistics.median(self.longest_ms(from_s, self.times_s[self.firsts[version] - 1]) or [usual_ms])
 
 
 def main() -> None:
@@ -102,7 +102,7 @@ async def _measure(asked: argparse.Namespace) -> dict[str, object]:
     usual_ms = statistics.median(usual)
     without = [longest for from_s, until_s in (quiet_s, again_s) for stream in streams for longest in stream.longest_ms(from_s, until_s)]
     pauses_ms = [max(stream.flip_ms(flip.version) for stream in streams) - usual_ms for flip in flips]
-    own_ms = [max(stream.flip_ms(flip.version) - stream.staging_ms(flip.version, flip.began_s) for stream in streams) for flip in flips]
+    own_ms = [max(stream.flip_ms(flip.version) - stream.staging_ms(flip.version, flip.began_s, usual_ms) for stream in streams) for flip in flips]
     return {
         "bit_exact": engine.capabilities().bit_exact,
         "bytes": sum(tensor.nbytes for tensor in published.values()),

@@ -35,7 +35,7 @@ class Lora:
         self._targets, self._scale = tuple(targets), spec.alpha / spec.rank
         # Made once: to cut a small adapter into its factors takes longer than what is done with them.
         masters = dict(self.named(self.masters))
-        self._factors = {target: _factors(masters, target) for target in self._targets}
+        self._by_target = {target: _factors(masters, target) for target in self._targets}
         self._published = {published_name(slot.name, stacked=len(slot.shape) == 3): masters[slot.name] for slot in self.slots}
         self._adapter = FusedAdapter(targets, spec.rank, self._scale, dtype=decoder.dtype, device=decoder.device, trained=True)
         self.refresh()
@@ -51,7 +51,7 @@ class Lora:
 
     def refresh(self) -> None:
         """Cast the masters into the adapter, after every change of the masters."""
-        self._adapter.fill(self._factors)
+        self._adapter.fill(self._by_target)
 
     def gather_gradients(self) -> None:
         """Add what the last backward left at the adapter to the fp32 gradients."""
@@ -79,7 +79,7 @@ class Lora:
 
     def stale(self) -> str | None:
         """The first factor that the forward computes with otherwise; what lies around the factors is multiplied with too."""
-        if self._adapter.holds(self._factors):
+        if self._adapter.holds(self._by_target):
             return None
         found = self._adapter.factors()
         for name, tensor in self.published().items():

@@ -28,6 +28,7 @@ MANY: Final = 220
 PROMPTS: Final = """shown => [...shown.querySelectorAll("tbody tr[aria-rowindex]")].map((row) => ({
     place: row.ariaRowIndex - 2, prompt: Number(row.cells[4].innerText.replace(",", "")), answer: Number(row.cells[5].innerText) }))"""
 """Of the rows in the document, the number of each and how many tokens it says."""
+NUMBERS: Final = """shown => [...shown.querySelectorAll("tbody tr[aria-rowindex]")].map((row) => Number(row.ariaRowIndex))"""
 PAIRED, FEW = 501, 3
 """Rows of two evaluations, one of them more than the server gives in one page."""
 
@@ -78,11 +79,30 @@ def test_of_many_requests_each_row_says_one_and_the_focus_stays_with_it_or_goes(
     for top in (4000, 4400, 7000, 100):
         _scrolled(table, top)
         shown()
-        assert page.evaluate("document.activeElement === document.body"), "who left keeps no focus"
+        assert table.evaluate("shown => document.activeElement === shown"), "the focus is neither on another row nor lost"
     table.get_by_role("button", name="Prompt").click()
     ordered = sorted(spans)
     page.wait_for_function(f"""shown => {PROMPTS}(shown)[0]?.prompt === {ordered[0]}""", arg=table.element_handle())
     shown()
+
+
+def test_what_is_read_of_many_requests_stays_where_it_is_as_others_come_in(page: "Page", client: Client) -> None:
+    client.deployments.create("many-more", BASE)
+
+    def ask(tokens: int) -> None:
+        client.chat("many-more", [{"role": "user", "content": "red"}], max_tokens=tokens, ignore_eos=True)
+
+    for _ in range(MANY):
+        ask(1)
+    page.goto("/traces?deployment=many-more")
+    table = page.get_by_role("region", name="requests", exact=True)
+    page.get_by_role("status").filter(has_text=re.compile(rf"^{MANY}$")).wait_for()
+    for top, moved in ((3000, 37), (0, 0)):
+        _scrolled(table, top)
+        ask(2)
+        page.get_by_role("status").filter(has_text=re.compile(rf"^{MANY + 1 + (not moved)}$")).wait_for()
+        page.wait_for_function("([shown, top]) => shown.scrollTop === top", arg=[table.element_handle(), top + moved])
+        assert table.evaluate("shown => Math.floor(shown.scrollTop / 37) + 2") in table.evaluate(NUMBERS), "what is in sight is written"
 
 
 def test_tokens_that_were_kept_cost_what_the_form_says_of_them(page: "Page", client: Client) -> None:

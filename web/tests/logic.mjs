@@ -311,10 +311,13 @@ test("of evidence what is known is said in words, and what is not is kept as it 
   ]);
   assert.deepEqual(evidenceOf([]), {}, "no evidence is none");
   assert.deepEqual(told(evidenceOf(cited)), { evaluations: cited, words: [], rest: {} });
-  for (const odd of ["e2", [null], [{}], [{ ...cited[0], scores: [{ grader: "right@1", rows: 8, mean: { value: 0.5, interval: [0.25] } }] }], { 0: cited[0] }]) {
+  const split = { gained: 2, lost: 1, p_value: 0.5 };
+  assert.deepEqual(told({ mcnemar: split }).rest, {});
+  assert.deepEqual(told({ mcnemar: { ...split, rows: 9 } }).rest, { mcnemar: { ...split, rows: 9 } }, "nothing that was given is left out");
+  for (const odd of [[{ ...cited[0], by: "me" }], "e2", [null], [{}], [{ ...cited[0], scores: [{ grader: "right@1", rows: 8, mean: { value: 0.5, interval: [0.25] } }] }], { 0: cited[0] }]) {
     assert.deepEqual(told({ evaluations: odd }), { evaluations: [], words: [], rest: { evaluations: odd } });
   }
-  assert.deepEqual(told({ mcnemar: { gained: 2 }, why: "better", n: 3, list: [1], nothing: null }), { evaluations: [], words: ["why: better", "n: 3"], rest: { mcnemar: { gained: 2 }, list: [1], nothing: null } });
+  assert.deepEqual(told({ mcnemar: { gained: 2 }, why: "better", n: 1234567, long: "x".repeat(201), lines: "a\nb", list: [1], nothing: null }), { evaluations: [], words: ["why: better", "n: 1234567"], rest: { mcnemar: { gained: 2 }, long: "x".repeat(201), lines: "a\nb", list: [1], nothing: null } });
 });
 
 test("figures of traffic say of which requests they are, and what time those cover", async () => {

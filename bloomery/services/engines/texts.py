@@ -27,7 +27,7 @@ class Texts(Protocol):
 
 
 class TokenizerTexts:
-    """What its tokenizer says."""
+    """What a tokenizer makes of tokens."""
 
     def __init__(self, tokenizer: ChatTokenizer) -> None:
         self._tokenizer = tokenizer

@@ -160,6 +160,7 @@ class ActiveRun:
 
     async def stored(self) -> None:
         """Wait until all that the engine said so far is journaled and in rows."""
+        self.history.settle_now()
         await self._until(lambda: self._stored)
 
     async def rows_follow(self, timeout_s: float) -> None:

@@ -233,7 +233,7 @@ class History:
 
     async def drop_old_results(self, before_us: int) -> None:
         """Forget results that are older, unless they still have to be settled, and what is too much in bytes."""
-        if not self.unsettled:
+        if all(settlement.done.done_us >= before_us for settlement in self.unsettled.values()):
             await self.journal.drop_results(before_us)
         self._bounded_bytes = 0
         await self._bound_results()

@@ -94,7 +94,7 @@ export class Reading<Value> {
   constructor(read: () => Promise<Value>, topics: readonly Topic[]) {
     this.#read = read;
     const stop = live.listen((changed) => {
-      if (changed === null || topics.some((topic) => changed.has(topic))) this.#soon();
+      if (topics.some((topic) => changed === null || changed.has(topic))) this.#soon();
     });
     // What has no topics never changes.
     const timer = topics.length > 0 ? setInterval(() => live.connected || document.hidden || this.#soon(), LOOK_AGAIN_MS) : undefined;

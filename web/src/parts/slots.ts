@@ -1,5 +1,5 @@
 // Which rows of the document show which of many: what is no longer in sight leaves its row to what comes into sight, which is written into it and not
-// made anew. What stays in sight keeps its row, and so its focus.
+// made anew. What stays in sight keeps its row.
 
 export class Slots {
   #of = new Map<string, number>();
