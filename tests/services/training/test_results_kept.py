@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from bloomery.services.training import history
 from bloomery.store.journal import Bounds
 from bloomery.types.errors import Gone
 from bloomery.types.operations import OptimStepResult
@@ -50,6 +51,39 @@ def test_results_that_were_fetched_make_room_for_those_that_were_not(tmp_path: P
                 await api.runs.result(ME, run.id, 3, 0.0)
 
     play(tmp_path, story)
+
+
+def test_rows_that_are_late_keep_their_own_results_and_none_that_are_older(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(engine: FakeEngine) -> None:
+        async with open_api(tmp_path, bounds=Bounds(segment_bytes=1)) as api:
+            run = await api.new_run()
+            await done(api, run.id, 1, 24, asked=True)
+            with monkeypatch.context() as late:
+                late.setattr(history, "settle", _no_room)
+                await _keep_what_is_late(api, run.id)
+            active = api.activity.get(run.id)
+            assert active is not None
+            await active.stored()
+            assert not active.history.unsettled
+
+    play(tmp_path, story)
+
+
+def _no_room(*_: object) -> None:
+    raise OSError("no room for rows")
+
+
+async def _keep_what_is_late(api: Api, run_id: str) -> None:
+    await api.runs.submit(ME, run_id, 25, operation(25))
+    active = api.activity.get(run_id)
+    assert active is not None
+    await until(lambda: set(active.history.unsettled) == {25})
+    late_us = active.history.unsettled[25].done.done_us
+    await active.history.drop_old_results(late_us + 1)
+    assert held(api, run_id, 25) == [*range(1, 26)]
+    await active.history.drop_old_results(late_us)
+    assert 1 not in held(api, run_id, 25)
+    assert 25 in held(api, run_id, 25)
 
 
 def test_a_replay_finds_the_results_that_it_needs(tmp_path: Path) -> None:
