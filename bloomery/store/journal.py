@@ -151,10 +151,15 @@ class Journal:
 
     async def result(self, seq: int) -> JournaledResult:
         """A result; one that outlived its time is `Gone`."""
-        if seq <= self.last_result and not self.has_result(seq):
+        try:
+            payload = await asyncio.get_running_loop().run_in_executor(self._pool, self._results.read, seq)
+        except (NotFound, Gone) as error:
+            # Asked afterwards: it may have been dropped while others were read.
+            if seq > self.last_result:
+                raise
             kept = f"results stay {self.bounds.ttl_s / 86_400:g} days, and of a run the last {self.bounds.most_bytes >> 20} MiB or so"
-            raise Gone(f"the result of operation {seq} was dropped and cannot be had again, what the operation did stays: {kept}")
-        payload = await asyncio.get_running_loop().run_in_executor(self._pool, self._results.read, seq)
+            what = f"the result of operation {seq} was dropped and cannot be had again, what the operation did stays: {kept}"
+            raise Gone(what) from error
         return _result.decode(payload)
 
     async def drop_operations(self, through: int) -> None:

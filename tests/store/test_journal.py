@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -258,6 +259,32 @@ def test_of_too_many_bytes_the_oldest_that_were_told_go_first_then_the_oldest(tm
 
     asyncio.run(story())
     assert set(_read(tmp_path, pool)[1]) == {7, 8}
+
+
+def test_a_result_that_is_dropped_while_it_is_about_to_be_read_is_gone(tmp_path: Path) -> None:
+    async def story(pool: ThreadPoolExecutor) -> None:
+        journal, may_drop = Journal(tmp_path, pool, segment_bytes=1), threading.Event()
+        for seq in (1, 2):
+            await journal.append_results({seq: _done(seq)})
+        # The one thread drops first, whatever is asked of it meanwhile.
+        held = pool.submit(may_drop.wait, 60)
+        while not held.running():
+            await asyncio.sleep(0)
+        dropping = asyncio.create_task(journal.bound_results(0, set(), before=3))
+        while pool._work_queue.empty():
+            await asyncio.sleep(0)
+        assert journal.has_result(1)
+        reading = asyncio.create_task(journal.result(1))
+        while pool._work_queue.qsize() < 2:
+            await asyncio.sleep(0)
+        may_drop.set()
+        with pytest.raises(Gone, match="the result of operation 1 was dropped"):
+            await reading
+        await dropping
+        await journal.close()
+
+    with ThreadPoolExecutor(1) as pool:
+        asyncio.run(story(pool))
 
 
 def test_results_that_a_replay_needs_stay_however_old_and_many_they_are(tmp_path: Path, pool: ThreadPoolExecutor) -> None:

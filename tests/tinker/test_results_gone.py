@@ -7,6 +7,7 @@ import tinker
 from tinker import types
 
 from bloomery.store.journal import Bounds
+from tests.live import wait_until
 from tests.sdk import connected
 from tests.tinker.over_fake_engine import KEY, MODEL, Served, served
 
@@ -25,6 +26,8 @@ def test_a_future_whose_result_made_room_for_others_says_so_with_its_category(tm
         for _ in range(12):
             metrics = run.optim_step(ADAM).result().metrics
         assert metrics["optimizer_step"] == 12.0
+        # They are dropped behind the rows, which follow the answers.
+        wait_until(lambda: "error" in retrieved(server, f"operation|{run.model_id}|1|").json())
         gone, there = retrieved(server, f"operation|{run.model_id}|1|"), retrieved(server, f"operation|{run.model_id}|12|")
         assert (gone.status_code, gone.json()["category"]) == (200, "user")
         assert "the result of operation 1 was dropped and cannot be had again, what the operation did stays" in gone.json()["error"]

@@ -45,21 +45,21 @@ def test_four_samples_of_one_seed_are_the_same_alone_and_in_company(live_server:
 
 
 def test_closing_the_client_in_the_middle_of_a_sample_stops_the_engine(live_server: LiveServer) -> None:
-    most = 1900
+    samples, most = 16, 1900
     with connected(live_server) as client:
         session = client.holder.get_session_id()
-        before = status(live_server)["tokens_sampled"]
         sampler = client.create_sampling_client(base_model=MODEL).result()
-        answer = sampler.sample(PROMPT, 4, types.SamplingParams(max_tokens=most, stop=[]))
-        wait_until(lambda: status(live_server)["tokens_sampled"] > before)
+        # What the engine says of itself comes a second late, so it is let say first that it rests, and then that it is at this.
+        wait_until(lambda: status(live_server)["running_sequences"] == 0)
+        answer = sampler.sample(PROMPT, samples, types.SamplingParams(max_tokens=most, stop=[]))
+        wait_until(lambda: status(live_server)["running_sequences"] > 0)
+        begun = status(live_server)["tokens_sampled"]
+        wait_until(lambda: status(live_server)["tokens_sampled"] > begun)
         client.close("interrupted").result()
         wait_until(lambda: status(live_server)["running_sequences"] == 0)
         wait_until(lambda: spans_of(live_server, session) != [])
         (span,) = spans_of(live_server, session)
         assert span["status"] == "cancelled"
-        assert 0 < span["out_tokens"] < 4 * most
-        sampled = status(live_server)["tokens_sampled"]
-        # The engine may be a few tokens ahead of what had reached the api.
-        assert span["out_tokens"] <= sampled - before < 4 * most
+        assert 0 < span["out_tokens"] < samples * most
         with pytest.raises(RuntimeError, match="closed"):
             answer.result(timeout=30)
