@@ -79,6 +79,10 @@ class Bare(Plain):
         return _unproved(old, plain.unpack(streams, len(old), kind), kind)
 
     @staticmethod
+    def decode_fast(payload: memoryview, old: Bits, kind: Number, first: int, state: StateHash) -> Changes:
+        return _unproved(old, plain.unpack(plain.split(payload), len(old), kind), kind)
+
+    @staticmethod
     def decode_tight(payload: memoryview, old: Bits, kind: Number, first: int, state: StateHash) -> Changes:
         return _unproved(old, plain_tight.unpack(payload, old, kind), kind)
 

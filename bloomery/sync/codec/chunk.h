@@ -46,35 +46,38 @@ void NAMED(find)(const T *old, const T *new, int64_t n, uint64_t flips, uint32_t
     result[0] = found;
 }
 
-static inline uint8_t *NAMED(put_gap)(uint8_t *to, uint64_t gap) {
-    for (; gap >= FAR; gap -= FAR) *to++ = FAR;
-    *to++ = (uint8_t)gap;
-    return to;
-}
-
-// Gaps have room for `changes` and a byte for each 255 elements, signs are zeros; the others have room for `changes`, and a byte for each 255 of them.
+// Gaps have room for `changes` and a byte for each 255 elements; the others have room for `changes`, and a byte for each 255 of them. What is rare is
+// branched for, and other bytes are written whether they count or not: a processor would guess wrong as often as it guesses.
 void NAMED(pack)(const uint32_t *indices, const T *by, int64_t changes, uint8_t *gaps, uint8_t *signs, uint8_t *exception_gaps, uint8_t *sizes,
                  uint8_t *wide, int64_t *result) {
     uint8_t *gap = gaps, *exception_gap = exception_gaps, *size = sizes, *far = wide;
     int64_t next = 0, exception = 0;
+    for (int64_t i = 0; i < changes; i += 8) {
+        unsigned negative = 0;
+        for (int64_t each = i; each < i + 8 && each < changes; each++) negative |= (unsigned)(by[each] >> (8 * WIDTH - 1)) << (each - i);
+        signs[i >> 3] = (uint8_t)negative;
+    }
     for (int64_t i = 0; i < changes; i++) {
-        gap = NAMED(put_gap)(gap, (uint64_t)(indices[i] - next));
+        gap = put_gap(gap, indices[i] - next);
         next = (int64_t)indices[i] + 1;
-        int negative = (int)(by[i] >> (8 * WIDTH - 1));
-        signs[i >> 3] |= (uint8_t)(negative << (i & 7));
-        T by_so_much = negative ? (T)(0 - by[i]) : by[i];
-        if (by_so_much == 1) continue;
-        exception_gap = NAMED(put_gap)(exception_gap, (uint64_t)(i - exception));
-        exception = i + 1;
+        T by_so_much = by[i] >> (8 * WIDTH - 1) ? (T)(0 - by[i]) : by[i];
+        int differs = by_so_much != 1;
+        if (i - exception >= FAR && differs) {
+            exception_gap = put_gap(exception_gap, i - exception) - 1;
+        } else {
+            *exception_gap = (uint8_t)(i - exception);
+        }
+        *size = (uint8_t)(by_so_much - 2);
 #if WIDTH > 1
         if (by_so_much >= FAR + 2) {
-            *size++ = FAR;
+            *size = FAR;
             memcpy(far, &by_so_much, WIDTH);
             far += WIDTH;
-            continue;
         }
 #endif
-        *size++ = (uint8_t)(by_so_much - 2);
+        exception = differs ? i + 1 : exception;
+        exception_gap += differs;
+        size += differs;
     }
     result[0] = gap - gaps;
     result[1] = exception_gap - exception_gaps;
@@ -82,51 +85,49 @@ void NAMED(pack)(const uint32_t *indices, const T *by, int64_t changes, uint8_t 
     result[3] = far - wide;
 }
 
-// The places of the next changes, as many; `old` is fetched from there, if it is given.
-static inline int NAMED(places)(Walk *w, int64_t n, int64_t changes, uint32_t *indices, const T *old) {
-    for (int64_t i = 0; i < changes;) {
-        uint8_t gap = *w->gaps.from++;
-        w->at += gap;
-        if (gap == FAR) continue;
-        if (w->at >= n) return BEHIND;
-        if (old) __builtin_prefetch(old + w->at);
-        indices[i++] = (uint32_t)w->at++;
-    }
-    return 0;
-}
-
-// By how much changes from this one to that one move.
-static inline int NAMED(differences)(Walk *w, int64_t start, int64_t stop, T *by) {
+// By how much changes move.
+static int NAMED(differences)(const Streams *s, T *by) {
     const T most = (T)((T)1 << (8 * WIDTH - 1));
-    for (int64_t i = start; i < stop; i++) by[i - start] = (T)(1 - 2 * (w->signs.from[i >> 3] >> (i & 7) & 1));
-    for (; w->exception < stop; w->exception++, next_exception(w)) {
-        if (w->sizes.from == w->sizes.end) return LENGTH;
-        T size = (T)(*w->sizes.from + 2), *moved = by + (w->exception - start);
-        if (*w->sizes.from++ == FAR) {
+    const uint8_t *sign = s->signs.from, *size = s->sizes.from, *far = s->wide.from;
+    int64_t whole = s->changes / 8 * 8, exception = 0;
+    for (int64_t i = 0; i < whole; i += 8, sign++)
+        for (int bit = 0; bit < 8; bit++) by[i + bit] = (T)(1 - 2 * (*sign >> bit & 1));
+    for (int64_t i = whole; i < s->changes; i++) by[i] = (T)(1 - 2 * (*sign >> (i & 7) & 1));
+    for (const uint8_t *gap = s->exception_gaps.from; gap < s->exception_gaps.end; gap++) {
+        exception += *gap;
+        if (*gap == FAR) continue;
+        if (exception >= s->changes) return BEHIND;
+        T by_so_much = (T)(*size + 2), *moved = by + exception++;
+        if (*size++ == FAR) {
 #if WIDTH == 1
             return WIDE;
 #else
-            if (w->wide.end - w->wide.from < WIDTH) return LENGTH;
-            memcpy(&size, w->wide.from, WIDTH);
-            w->wide.from += WIDTH;
-            if (size < FAR + 2) return WIDE;
+            if (s->wide.end - far < WIDTH) return LENGTH;
+            memcpy(&by_so_much, far, WIDTH);
+            far += WIDTH;
+            if (by_so_much < FAR + 2) return WIDE;
 #endif
         }
         int negative = *moved != 1;
         // Of a byte 254 and 2 are zero.
-        if (!size || size > most || (size == most && !negative)) return SIZE;
-        *moved = negative ? (T)(0 - size) : size;
+        if (!by_so_much || by_so_much > most || (by_so_much == most && !negative)) return SIZE;
+        *moved = negative ? (T)(0 - by_so_much) : by_so_much;
     }
-    return 0;
+    return far == s->wide.end ? 0 : LENGTH;
+}
+
+// How many changes there are, or why there can be none.
+static int64_t NAMED(unpacked)(const Streams *s, int64_t n, uint32_t *indices, T *by) {
+    int error = check(s, n);
+    if (!error) error = places(s->gaps, n, indices);
+    if (!error) error = NAMED(differences)(s, by);
+    return error ? error : s->changes;
 }
 
 // Room for a change for each gap.
 void NAMED(unpack)(STREAMS, int64_t n, uint32_t *indices, T *by, int64_t *result) {
-    Walk w = WALK;
-    int64_t error = begin(&w);
-    if (!error) error = NAMED(places)(&w, n, w.changes, indices, NULL);
-    if (!error) error = NAMED(differences)(&w, 0, w.changes, by);
-    result[0] = error ? error : ended(&w);
+    Streams s = GIVEN;
+    result[0] = NAMED(unpacked)(&s, n, indices, by);
 }
 
 #ifdef AVX512
@@ -178,30 +179,42 @@ static inline void NAMED(settle)(const T *old, const uint32_t *indices, const T 
 #endif
 }
 
-// Room for a change for each gap. Places are looked for, and their elements fetched, a block of changes before they are settled.
+// By how much elements move becomes what they are then, in its place. They are fetched a block of changes before they are settled.
+static int64_t NAMED(decoded)(const Streams *s, const T *old, int64_t n, T flips, uint32_t *indices, T *values, Sums *sums) {
+    int64_t changes = NAMED(unpacked)(s, n, indices, values), ahead = 0;
+    for (int64_t start = 0; start < changes; start += FEW) {
+        int64_t next = start + FEW + BLOCK < changes ? start + FEW + BLOCK : changes;
+        for (; ahead < next; ahead++) __builtin_prefetch(old + indices[ahead]);
+        NAMED(settle)(old, indices + start, values + start, (int)(changes - start < FEW ? changes - start : FEW), flips, values + start, sums);
+    }
+    return changes;
+}
+
+// Room for a change for each gap.
 void NAMED(decode)(STREAMS, const T *old, int64_t n, uint64_t flips, uint64_t first, uint64_t other, uint32_t *indices, T *values, int64_t *result,
                    uint64_t *sums) {
-    Walk w = WALK;
-    Sums s = sums_from(first, other);
-    int64_t error = begin(&w), stop = 0, ahead = 0;
-    for (int64_t start = 0; !error && start < w.changes; start = stop) {
-        T by[FEW];
-        stop = start + FEW < w.changes ? start + FEW : w.changes;
-        int64_t next = stop + BLOCK < w.changes ? stop + BLOCK : w.changes;
-        error = NAMED(places)(&w, n, next - ahead, indices + ahead, old);
-        ahead = next;
-        if (!error) error = NAMED(differences)(&w, start, stop, by);
-        if (!error) NAMED(settle)(old, indices + start, by, (int)(stop - start), (T)flips, values + start, &s);
-    }
-    result[0] = error ? error : ended(&w);
-    sums_to(&s, sums);
+    Streams s = GIVEN;
+    Sums found = sums_from(first, other);
+    result[0] = NAMED(decoded)(&s, old, n, (T)flips, indices, values, &found);
+    sums_to(&found, sums);
+}
+
+// The same of a payload of `fast`, and not of its streams.
+void NAMED(decode_fast)(const uint8_t *payload, int64_t size, const T *old, int64_t n, uint64_t flips, uint64_t first, uint64_t other, uint32_t *indices,
+                        T *values, int64_t *result, uint64_t *sums) {
+    Streams s;
+    Sums found = sums_from(first, other);
+    int error = split(payload, size, &s);
+    result[0] = error ? error : NAMED(decoded)(&s, old, n, (T)flips, indices, values, &found);
+    sums_to(&found, sums);
 }
 
 // Elements at `indices`, counted from `first`, become `values`; none if one of them lies outside.
 void NAMED(put)(T *to, int64_t n, int64_t first, const uint32_t *indices, const T *values, int64_t changes, int64_t *result) {
+    uint64_t outside = 0;
+    for (int64_t i = 0; i < changes; i++) outside |= (uint64_t)((uint64_t)(first + indices[i]) >= (uint64_t)n);
     result[0] = BEHIND;
-    for (int64_t i = 0; i < changes; i++)
-        if ((uint64_t)(first + indices[i]) >= (uint64_t)n) return;
+    if (outside) return;
     for (int64_t i = 0; i < changes; i++) {
         if (i + BLOCK / 4 < changes) __builtin_prefetch(to + first + indices[i + BLOCK / 4], 1);
         to[first + indices[i]] = values[i];

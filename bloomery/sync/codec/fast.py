@@ -6,16 +6,13 @@ with the streams of `plain.Streams`, in little-endian bytes. Whoever has a paylo
 added up, and turned around, without them.
 """
 
-import struct
 from typing import Final
 
 from bloomery.sync.codec import kernels
 from bloomery.sync.codec.numbers import Changes, Differences, Number
-from bloomery.sync.codec.plain import Streams, split
+from bloomery.sync.codec.plain import HEAD, require_head, split
 from bloomery.sync.state_hash import NOTHING, Bits, StateHash
-from bloomery.types.errors import Corrupt
 
-_HEAD: Final = struct.Struct("<II")
 WORTH: Final = 0.6
 """The share of the raw bytes from which on these are better: they are read faster, and nothing has to be there before."""
 
@@ -30,21 +27,15 @@ def encode(old: Bits, new: Bits, kind: Number) -> bytes | None:
 def encode_differences(indices: Bits, by: Bits, count: int, kind: Number) -> bytes:
     """Of `count` elements those at `indices` [n], ascending, moved `by` [n], none by zero."""
     streams = kernels.pack(Differences(indices, by), kind)
-    return b"".join((_HEAD.pack(len(streams.gaps), len(streams.exception_gaps)), *map(bytes, streams)))
+    return b"".join((HEAD.pack(len(streams.gaps), len(streams.exception_gaps)), *map(bytes, streams)))
 
 
 def decode(payload: memoryview, old: Bits, kind: Number, first: int = 0, state: StateHash = NOTHING) -> Changes:
     """What changed, and to what, of elements of which the first has index `first`, and all have the state hash `state`."""
-    return kernels.decode(_streams(payload), old, kind, first, state)
+    require_head(payload)
+    return kernels.decode_fast(payload, old, kind, first, state)
 
 
 def differences(payload: memoryview, count: int, kind: Number) -> Differences:
     """The same of `count` elements that nobody has to have."""
-    return kernels.unpack(_streams(payload), count, kind)
-
-
-def _streams(payload: memoryview) -> Streams:
-    if len(payload) < _HEAD.size:
-        raise Corrupt(f"{len(payload)} bytes are too few for a payload")
-    gap_bytes, exception_gap_bytes = _HEAD.unpack_from(payload)
-    return split(gap_bytes, exception_gap_bytes, payload[_HEAD.size :])
+    return kernels.unpack(split(payload), count, kind)

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from bloomery.sync.codec import bits, loops, plain, plain_tight
 from bloomery.sync.codec.native import REASONS
 from bloomery.sync.codec.numbers import Changes, Differences, Number
-from bloomery.sync.codec.plain import FAR, Streams, signs_and_sizes
+from bloomery.sync.codec.plain import FAR, Streams
 from bloomery.sync.state_hash import Bits, StateHash, keys_from
 from bloomery.types.errors import Corrupt
 
@@ -24,28 +24,25 @@ class Jitted:
         if len(old) != len(new):
             raise ValueError(f"{len(old)} elements become {len(new)}")
         old, new = np.require(old, kind.dtype, ["C", "A"]), np.require(new, kind.dtype, ["C", "A"])
-        indices = np.empty(len(old), np.uint32)
-        found = loops.find(_words(old), _words(new), old, new, indices)
-        indices = indices[:found].copy()
-        by = np.empty(found, kind.dtype)
-        loops.differ(old, new, indices, *_turn(kind), by)
-        return Differences(indices, by)
+        # One more, which is written to and does not count.
+        indices, by = np.empty(len(old) + 1, np.uint32), np.empty(len(old) + 1, kind.dtype)
+        found = loops.find(_words(old), _words(new), old, new, *_turn(kind), indices, by)
+        # Copies: what nobody touched of the room was never memory, and goes.
+        return Differences(indices[:found].copy(), by[:found].copy())
 
     def pack(self, differences: Differences, kind: Number) -> Streams:
         changes = len(differences.indices)
-        negative, size = signs_and_sizes(differences.by, kind)
         last = int(differences.indices[-1]) if changes else 0
         rooms = (changes + last // FAR + 1, changes + changes // FAR + 1, changes)
         gaps, exception_gaps, sizes = (np.empty(room, np.uint8) for room in rooms)
         signs, wide = np.zeros((changes + 7) // 8, np.uint8), np.empty(changes, kind.dtype)
-        limit = np.uint64(FAR + 2)
-        ends = loops.pack(differences.indices, negative, size.astype(np.uint64), limit, gaps, signs, exception_gaps, sizes, wide)
+        ends = loops.pack(*differences, _turn(kind)[1], gaps, signs, exception_gaps, sizes, wide)
         far = wide[: ends[3]].astype(kind.dtype.newbyteorder("<")).view(np.uint8)
         return Streams(gaps[: ends[0]], signs, exception_gaps[: ends[1]], sizes[: ends[2]], far)
 
     def unpack(self, streams: Streams, count: int, kind: Number) -> Differences:
         indices, by = np.empty(len(streams.gaps), np.uint32), np.empty(len(streams.gaps), kind.dtype)
-        changes = _read(loops.unpack(*_given(streams, kind), count, _turn(kind)[1], indices, by))
+        changes = _read(loops.unpack(*streams, count, _turn(kind)[1], indices, by))
         return Differences(indices[:changes], by[:changes])
 
     def pack_tight(self, old: Bits, found: Differences, kind: Number) -> bytes:
@@ -56,7 +53,15 @@ class Jitted:
     def decode(self, streams: Streams, old: Bits, kind: Number, first: int, state: StateHash) -> Changes:
         old = np.require(old, kind.dtype, ["C", "A"])
         indices, values = np.empty(len(streams.gaps), np.uint32), np.empty(len(streams.gaps), kind.dtype)
-        changes, *added = loops.decode(*_given(streams, kind), old, *_turn(kind), *self.keys(first), indices, values)
+        changes, *added = loops.decode(*streams, old, *_turn(kind), *self.keys(first), indices, values)
+        changes = _read(changes)
+        return Changes(indices[:changes], values[:changes], state + StateHash(*map(int, added)))
+
+    def decode_fast(self, payload: memoryview, old: Bits, kind: Number, first: int, state: StateHash) -> Changes:
+        data, old = np.frombuffer(payload, np.uint8), np.require(old, kind.dtype, ["C", "A"])
+        room = min(len(old), len(data))
+        indices, values = np.empty(room, np.uint32), np.empty(room, kind.dtype)
+        changes, *added = loops.decode_fast(data, old, *_turn(kind), *self.keys(first), indices, values)
         changes = _read(changes)
         return Changes(indices[:changes], values[:changes], state + StateHash(*map(int, added)))
 
@@ -160,14 +165,6 @@ def _words(elements: Bits) -> Bits:
 def _turn(kind: Number) -> tuple[Any, Any]:
     """What `ordered` turns around, and where the sign is."""
     return np.uint64(kind.flips), np.uint64(8 * kind.item_bytes - 1)
-
-
-def _given(streams: Streams, kind: Number) -> tuple[Any, Any, Any, Any, Any]:
-    if len(streams.wide) % kind.item_bytes:
-        raise Corrupt("streams that do not fit each other")
-    # In a piece of memory that begins where its numbers may.
-    gaps, signs, exception_gaps, sizes, wide = streams
-    return gaps, signs, exception_gaps, sizes, np.frombuffer(wide.tobytes(), kind.dtype.newbyteorder("<")).astype(kind.dtype)
 
 
 def _read(result: int) -> int:

@@ -263,42 +263,98 @@ typedef struct { uint32_t changes, exceptions, first; int gap_parameter, form, s
 
 typedef struct { const uint8_t *from, *end; } Stream;
 
-// The streams of `fast`, gone through from change to change: `at` is the element behind the last one, `exception` the next that moved by more than one.
-typedef struct { Stream gaps, signs, exception_gaps, sizes, wide; int64_t changes, at, exception; } Walk;
+// The streams of `fast`, and how many places its gaps lead to.
+typedef struct { Stream gaps, signs, exception_gaps, sizes, wide; int64_t changes, exceptions; } Streams;
 
 #define STREAMS                                                                                                                    \
     const uint8_t *gaps, int64_t gap_bytes, const uint8_t *signs, int64_t sign_bytes, const uint8_t *exception_gaps,               \
         int64_t exception_gap_bytes, const uint8_t *sizes, int64_t size_bytes, const uint8_t *wide, int64_t wide_bytes
-#define WALK                                                                                                                       \
+#define GIVEN                                                                                                                      \
     {                                                                                                                              \
         {gaps, gaps + gap_bytes}, {signs, signs + sign_bytes}, {exception_gaps, exception_gaps + exception_gap_bytes},             \
-            {sizes, sizes + size_bytes}, {wide, wide + wide_bytes}, 0, 0, 0                                                        \
+            {sizes, sizes + size_bytes}, {wide, wide + wide_bytes}, led_to(gaps, gap_bytes), led_to(exception_gaps, exception_gap_bytes) \
     }
 
-static int ends_nowhere(Stream gaps) { return gaps.from < gaps.end && gaps.end[-1] == FAR; }
-
-static inline void next_exception(Walk *w) {
-    while (w->exception_gaps.from < w->exception_gaps.end) {
-        uint8_t gap = *w->exception_gaps.from++;
-        w->exception += gap;
-        if (gap != FAR) return;
-    }
-    w->exception = INT64_MAX;
+static inline uint8_t *put_gap(uint8_t *to, int64_t gap) {
+    for (; gap >= 2 * FAR; gap -= FAR) *to++ = FAR;
+    *to = FAR;
+    to += gap >= FAR;
+    *to++ = (uint8_t)(gap >= FAR ? gap - FAR : gap);
+    return to;
 }
 
-static int begin(Walk *w) {
-    if (ends_nowhere(w->gaps) || ends_nowhere(w->exception_gaps)) return NOWHERE;
-    for (const uint8_t *gap = w->gaps.from; gap < w->gaps.end; gap++) w->changes += *gap != FAR;
-    if (w->signs.end - w->signs.from != (w->changes + 7) / 8) return LENGTH;
-    if ((w->changes & 7) && w->signs.end[-1] >> (w->changes & 7)) return PADDING;
-    next_exception(w);
+static int64_t led_to(const uint8_t *gaps, int64_t bytes) {
+    int64_t found = 0;
+    for (int64_t i = 0; i < bytes; i++) found += gaps[i] != FAR;
+    return found;
+}
+
+static int take(Stream *stream, const uint8_t **from, const uint8_t *end, int64_t bytes) {
+    if (bytes > end - *from) return LENGTH;
+    *stream = (Stream){*from, *from + bytes};
+    *from += bytes;
     return 0;
 }
 
-// Behind the last change: its number, or what is left over.
-static int64_t ended(const Walk *w) {
-    if (w->exception != INT64_MAX) return BEHIND;
-    return w->sizes.from == w->sizes.end && w->wide.from == w->wide.end ? w->changes : LENGTH;
+// The streams of a payload, as long as those before them say; what remains is the last.
+static int split(const uint8_t *payload, int64_t bytes, Streams *s) {
+    const uint8_t *from = payload, *end = payload + bytes;
+    Stream head;
+    uint32_t gap_bytes[2];
+    if (take(&head, &from, end, sizeof gap_bytes)) return LENGTH;
+    memcpy(gap_bytes, head.from, sizeof gap_bytes);
+    if (take(&s->gaps, &from, end, gap_bytes[0])) return LENGTH;
+    s->changes = led_to(s->gaps.from, gap_bytes[0]);
+    if (take(&s->signs, &from, end, (s->changes + 7) / 8) || take(&s->exception_gaps, &from, end, gap_bytes[1])) return LENGTH;
+    s->exceptions = led_to(s->exception_gaps.from, gap_bytes[1]);
+    if (take(&s->sizes, &from, end, s->exceptions)) return LENGTH;
+    s->wide = (Stream){from, end};
+    return 0;
+}
+
+static int ends_nowhere(Stream gaps) { return gaps.from < gaps.end && gaps.end[-1] == FAR; }
+
+// What can be said of streams before they are read.
+static int check(const Streams *s, int64_t n) {
+    if (ends_nowhere(s->gaps) || ends_nowhere(s->exception_gaps)) return NOWHERE;
+    // Each byte leads on by one element at least.
+    if (s->gaps.end - s->gaps.from > n) return BEHIND;
+    if (s->signs.end - s->signs.from != (s->changes + 7) / 8 || s->sizes.end - s->sizes.from != s->exceptions) return LENGTH;
+    return s->changes & 7 && s->signs.end[-1] >> (s->changes & 7) ? PADDING : 0;
+}
+
+// Where gaps lead among n elements.
+static int places(Stream gaps, int64_t n, uint32_t *indices) {
+    const uint8_t *gap = gaps.from;
+    int64_t at = 0;
+#ifdef AVX512
+    // Sixteen at a time: each place is what lies before it, added up.
+    const __m512i none = _mm512_setzero_si512(), one = _mm512_set1_epi32(1), last = _mm512_set1_epi32(15);
+    __m512i before = _mm512_set1_epi32(-1);
+    for (; gap + 16 <= gaps.end; gap += 16) {
+        __m512i steps = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)gap));
+        __mmask16 leads = _mm512_cmpneq_epi32_mask(steps, _mm512_set1_epi32(FAR));
+        steps = _mm512_mask_add_epi32(steps, leads, steps, one);
+        steps = _mm512_add_epi32(steps, _mm512_alignr_epi32(steps, none, 15));
+        steps = _mm512_add_epi32(steps, _mm512_alignr_epi32(steps, none, 14));
+        steps = _mm512_add_epi32(steps, _mm512_alignr_epi32(steps, none, 12));
+        steps = _mm512_add_epi32(steps, _mm512_alignr_epi32(steps, none, 8));
+        __m512i found = _mm512_add_epi32(steps, before);
+        int few = __builtin_popcount(leads);
+        _mm512_mask_storeu_epi32(indices, (__mmask16)((1u << few) - 1), _mm512_maskz_compress_epi32(leads, found));
+        indices += few;
+        before = _mm512_permutexvar_epi32(last, found);
+        at = (int64_t)_mm_cvtsi128_si32(_mm512_castsi512_si128(before)) + 1;
+        if (at > n) return BEHIND;
+    }
+#endif
+    for (; gap < gaps.end; gap++) {
+        at += *gap;
+        if (*gap == FAR) continue;
+        if (at >= n) return BEHIND;
+        *indices++ = (uint32_t)at++;
+    }
+    return 0;
 }
 
 #define GLUE_(NAME, WIDTH) NAME##_##WIDTH

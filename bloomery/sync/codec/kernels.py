@@ -30,6 +30,8 @@ class Kernels(Protocol):
 
     def decode(self, streams: Streams, old: Bits, kind: Number, first: int, state: StateHash) -> Changes: ...
 
+    def decode_fast(self, payload: memoryview, old: Bits, kind: Number, first: int, state: StateHash) -> Changes: ...
+
     def decode_tight(self, payload: memoryview, old: Bits, kind: Number, first: int, state: StateHash) -> Changes: ...
 
     def put(self, flat: Bits, first: int, indices: NDArray[np.uint32], values: Bits) -> None: ...
@@ -43,6 +45,7 @@ class Plain:
     unpack = staticmethod(plain.unpack)
     pack_tight = staticmethod(plain_tight.pack)
     decode = staticmethod(plain.decode)
+    decode_fast = staticmethod(plain.decode_fast)
     decode_tight = staticmethod(plain_tight.decode)
     put = staticmethod(plain.put)
 
@@ -114,6 +117,11 @@ def pack_tight(old: Bits, found: Differences, kind: Number) -> bytes:
 def decode(streams: Streams, old: Bits, kind: Number, first: int, state: StateHash) -> Changes:
     """What they make of the elements `old`, the first of which has index `first` and whose state hash is `state`; Corrupt where they say nothing."""
     return chosen().decode(streams, old, kind, first, state)
+
+
+def decode_fast(payload: memoryview, old: Bits, kind: Number, first: int, state: StateHash) -> Changes:
+    """The same of a payload of `fast`."""
+    return chosen().decode_fast(payload, old, kind, first, state)
 
 
 def decode_tight(payload: memoryview, old: Bits, kind: Number, first: int, state: StateHash) -> Changes:

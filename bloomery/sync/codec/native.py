@@ -19,13 +19,22 @@ _FIND: Final = (POINTER, POINTER, INTEGER, INTEGER, POINTER, POINTER, POINTER)
 _PACK: Final = (POINTER, POINTER, INTEGER, *[POINTER] * 6)
 _STREAMS: Final = (POINTER, INTEGER) * 5
 _UNPACK: Final = (*_STREAMS, INTEGER, POINTER, POINTER, POINTER)
-_DECODE: Final = (*_STREAMS, POINTER, INTEGER, *[INTEGER] * 3, POINTER, POINTER, POINTER, POINTER)
+_DECODED: Final = (POINTER, INTEGER, *[INTEGER] * 3, POINTER, POINTER, POINTER, POINTER)
+_DECODE: Final = (*_STREAMS, *_DECODED)
+_DECODE_FAST: Final = (POINTER, INTEGER, *_DECODED)
 _PUT: Final = (POINTER, INTEGER, INTEGER, POINTER, POINTER, INTEGER, POINTER)
 _PACK_TIGHT: Final = (POINTER, INTEGER, INTEGER, INTEGER, POINTER, POINTER, INTEGER, POINTER, POINTER)
 _DECODE_TIGHT: Final = (POINTER, INTEGER, POINTER, INTEGER, *[INTEGER] * 5, POINTER, POINTER, INTEGER, POINTER, POINTER)
 ARGUMENTS: Final = {
     f"{name}_{item_bytes}": arguments
-    for name, arguments in (("find", _FIND), ("pack", _PACK), ("unpack", _UNPACK), ("decode", _DECODE), ("put", _PUT))
+    for name, arguments in (
+        ("find", _FIND),
+        ("pack", _PACK),
+        ("unpack", _UNPACK),
+        ("decode", _DECODE),
+        ("decode_fast", _DECODE_FAST),
+        ("put", _PUT),
+    )
     for item_bytes in (1, 2, 4, 8)
 } | {
     f"{name}_{item_bytes}": arguments
@@ -108,6 +117,12 @@ class Native:
         parts = [part for stream in streams for part in (stream, len(stream))]
         return self._decode("decode", kind, [*parts, old, len(old), kind.flips], [], room, first, state)
 
+    def decode_fast(self, payload: memoryview, old: Bits, kind: Number, first: int, state: StateHash) -> Changes:
+        data, old = np.frombuffer(payload, np.uint8), _aligned(old, kind.dtype)
+        # Each has a byte at least.
+        room = min(len(old), len(data))
+        return self._decode("decode_fast", kind, [data, len(data), old, len(old), kind.flips], [], room, first, state)
+
     def decode_tight(self, payload: memoryview, old: Bits, kind: Number, first: int, state: StateHash) -> Changes:
         data, old = np.frombuffer(payload, np.uint8), _aligned(old, kind.dtype)
         # Each has a bit for its sign.
@@ -129,15 +144,22 @@ class Native:
         result, sums = np.empty(1, np.int64), np.empty(2, np.uint64)
         self._call(name, kind.item_bytes, *given, *keys_from(first), indices, values, *told, result, sums)
         changes = _read(result)
-        return Changes(indices[:changes].copy(), values[:changes].copy(), state + StateHash(*sums.tolist()))
+        return Changes(_filled(indices, changes), _filled(values, changes), state + StateHash(*sums.tolist()))
 
     def _call(self, name: str, item_bytes: int, *arguments: Any) -> None:
         function = getattr(self._compiled.functions, f"{name}_{item_bytes}")
-        function(*(each.ctypes.data if isinstance(each, np.ndarray) else each for each in arguments))
+        function(*(each.__array_interface__["data"][0] if isinstance(each, np.ndarray) else each for each in arguments))
+
+
+def _filled(room: NDArray[Any], count: int) -> NDArray[Any]:
+    """The first so many; a copy of them where most of the room would be held for nothing."""
+    return room[:count] if 2 * count >= len(room) else room[:count].copy()
 
 
 def _aligned(elements: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
     """In one piece, as C wants them."""
+    if elements.dtype == dtype and elements.flags.carray:
+        return elements
     return np.require(elements, dtype, ["C_CONTIGUOUS", "ALIGNED"])
 
 

@@ -1,5 +1,6 @@
 """What `fast` computes, in numpy: what kernels are held against, and what there is where they are not."""
 
+import struct
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -12,6 +13,8 @@ from bloomery.types.errors import Corrupt
 Bytes = NDArray[np.uint8]
 FAR: Final = 255
 """Of a gap: go on by so many, and read another. Of a size: it stands among the wide ones."""
+HEAD: Final = struct.Struct("<II")
+"""Of a payload: bytes of gaps, and of exception gaps."""
 _SMALL: Final = 2
 """The smallest size of an exception."""
 
@@ -91,14 +94,27 @@ def decode(streams: Streams, old: Bits, kind: Number, first: int, state: StateHa
     return settled(old, unpack(streams, len(old), kind), kind, first, state)
 
 
-def split(gap_bytes: int, exception_gap_bytes: int, rest: memoryview) -> Streams:
-    """The parts of a payload, as long as those before them say; what remains is the last."""
-    data = np.frombuffer(rest, np.uint8)
+def decode_fast(payload: memoryview, old: Bits, kind: Number, first: int, state: StateHash) -> Changes:
+    """The same of a payload of `fast`."""
+    return decode(split(payload), old, kind, first, state)
+
+
+def split(payload: memoryview) -> Streams:
+    """The parts of a payload of `fast`, as long as those before them say; what remains is the last."""
+    require_head(payload)
+    gap_bytes, exception_gap_bytes = HEAD.unpack_from(payload)
+    data = np.frombuffer(payload, np.uint8, offset=HEAD.size)
     gaps, data = _take(data, gap_bytes, "gaps")
     signs, data = _take(data, (_led_to(gaps) + 7) // 8, "signs")
     exception_gaps, data = _take(data, exception_gap_bytes, "exception gaps")
     sizes, wide = _take(data, _led_to(exception_gaps), "sizes")
     return Streams(gaps, signs, exception_gaps, sizes, wide)
+
+
+def require_head(payload: memoryview) -> None:
+    """Corrupt unless a payload of `fast` has one."""
+    if len(payload) < HEAD.size:
+        raise Corrupt(f"{len(payload)} bytes are too few for a payload")
 
 
 def _refuse_sizes(size: Bits, negative: NDArray[np.bool_], far: NDArray[np.intp], kind: Number) -> None:

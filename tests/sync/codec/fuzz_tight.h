@@ -1,5 +1,34 @@
 // See fuzz.c: eight damaged payloads of each kind, of elements T of WIDTH bytes.
 
+// The same streams as one payload, damaged again or not; `well`: whether they can be read.
+static void NAMED(fuzz_fast)(const T *old, int64_t n, uint64_t flips, uint8_t *const parts[5], const int64_t sizes[5], int well) {
+    uint8_t data[5 * 4096 + 8];
+    uint32_t head[2] = {(uint32_t)sizes[0], (uint32_t)sizes[2]};
+    int64_t length = sizeof head, result[1];
+    memcpy(data, head, sizeof head);
+    for (int part = 0; part < 5; part++) {
+        memcpy(data + length, parts[part], (size_t)sizes[part]);
+        length += sizes[part];
+    }
+    int damaged = next_random() % 4 == 0;
+    if (damaged) length = (int64_t)damage(data, (size_t)length, sizeof data);
+    int64_t room = n < length ? n : length;
+    uint8_t *hostile = copy(data, (size_t)length);
+    uint32_t *places = malloc((size_t)room * 4 + !room);
+    T *values = malloc((size_t)room * WIDTH + !room);
+    uint64_t sums[2], expected[2] = {0};
+    NAMED(decode_fast)(hostile, length, old, n, flips, 3, 5, places, values, result, sums);
+    expect(damaged || !well || result[0] >= 0, "a payload that cannot be read, and its streams can");
+    for (int64_t i = 0; i < result[0]; i++) {
+        expect(places[i] < (uint64_t)n && (!i || places[i] > places[i - 1]) && values[i] != old[places[i]], "distances to nowhere");
+        add_expected(expected, places[i], (uint64_t)values[i] - (uint64_t)old[places[i]]);
+    }
+    expect(result[0] < 0 || (sums[0] == expected[0] && sums[1] == expected[1]), "another state");
+    free(hostile);
+    free(places);
+    free(values);
+}
+
 static void NAMED(fuzz)(int shift, int exponent_bits, int64_t *read) {
     int64_t n = 1 + (int64_t)(next_random() % 1200), result[4];
     uint64_t flips = (1ull << (8 * WIDTH - 1)) - 1, share = 1 + next_random() % 100;
@@ -51,6 +80,7 @@ static void NAMED(fuzz)(int shift, int exponent_bits, int64_t *read) {
         expect(result[0] < 0 || (sums[0] == expected[0] && sums[1] == expected[1]), "another state");
         free(again_places);
         free(values);
+        NAMED(fuzz_fast)(old, n, flips, parts, sizes_of, result[0] >= 0);
         for (int part = 0; part < 5; part++) free(parts[part]);
         free(places);
         free(found);

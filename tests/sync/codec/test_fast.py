@@ -28,8 +28,7 @@ def differences(old, new, kind) -> Differences:
 
 def in_numpy(payload: bytes, count: int, kind) -> Differences:
     """Its reasons name numbers."""
-    gap_bytes, exception_gap_bytes = struct.unpack_from("<II", payload)
-    return PLAIN.unpack(split(gap_bytes, exception_gap_bytes, memoryview(payload)[8:]), count, kind)
+    return PLAIN.unpack(split(memoryview(payload)), count, kind)
 
 
 @settings(max_examples=300, deadline=None)
