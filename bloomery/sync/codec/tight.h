@@ -7,9 +7,6 @@ static inline void NAMED(classify)(const T *old, int64_t n, int64_t room, int sh
 #if defined(AVX512) && WIDTH == 2
     const __m512i field = _mm512_set1_epi16((short)mask), from = _mm512_set1_epi8((char)lowest), last = _mm512_set1_epi8(CLASSES - 1);
     for (; place + 64 <= n; place += 64) {
-        // They come while the classes of these are counted.
-        __builtin_prefetch(old + place + room);
-        __builtin_prefetch(old + place + room + 32);
         __m512i low = _mm512_and_si512(_mm512_srl_epi16(_mm512_loadu_si512(old + place), _mm_cvtsi32_si128(shift)), field);
         __m512i high = _mm512_and_si512(_mm512_srl_epi16(_mm512_loadu_si512(old + place + 32), _mm_cvtsi32_si128(shift)), field);
         __m512i both = _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi16_epi8(low)), _mm512_cvtepi16_epi8(high), 1);
@@ -21,6 +18,12 @@ static inline void NAMED(classify)(const T *old, int64_t n, int64_t room, int sh
         classes[place] = (uint8_t)(above < 0 ? 0 : above >= CLASSES ? CLASSES - 1 : above);
     }
     if (n < room) memset(classes + n, CLASSES, (size_t)(room - n));
+}
+
+// Have a sixteenth of the next elements on its way while one class is counted: all at once they would be waited for.
+static inline void NAMED(fetch)(const T *from, int64_t count, int which) {
+    const char *share = (const char *)from + count * WIDTH / CLASSES * which;
+    for (int64_t at = 0; at < count * WIDTH / CLASSES; at += 64) __builtin_prefetch(share + at);
 }
 
 // Gaps of changes, in ascending order, to `gaps` of their classes; `next` is where each class begins there.
@@ -39,9 +42,11 @@ static void NAMED(count_gaps)(const T *old, int64_t n, int shift, uint32_t mask,
             gaps[class[which].first + told[which]++] = rank - last[which];
             last[which] = rank + 1;
         }
-        for (int which = 0; which < CLASSES; which++)
+        for (int which = 0; which < CLASSES; which++) {
+            NAMED(fetch)(old + start + 2 * TILE, TILE, which);
             if (told[which] < class[which].changes)
                 for (int word = 0; word < WORDS; word++) seen[which] += (uint32_t)__builtin_popcountll(equal(classes + 64 * word, (uint8_t)which));
+        }
     }
 }
 
@@ -224,6 +229,7 @@ static int64_t NAMED(scan)(const T *old, int64_t n, int shift, uint32_t mask, in
         NAMED(classify)(old + start, n - start, SPAN, shift, mask, lowest, classes);
         for (int which = 0; which < CLASSES; which++) {
             uint32_t end = class[which].first + class[which].changes;
+            NAMED(fetch)(old + start + SPAN, SPAN, which);
             if (entry[which] < end) seen[which] += NAMED(look)(classes, which, places, by, seen[which], end, entry + which, hit, moved);
         }
         uint64_t words = 0;
