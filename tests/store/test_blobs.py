@@ -55,8 +55,9 @@ def test_nothing_is_put_without_a_thread(blobs: Blobs) -> None:
 def test_a_folder_is_no_blob_and_a_blob_no_folder(blobs: Blobs) -> None:
     blobs.put("checkpoints/run-1", b"one")
     for key in ("checkpoints", "checkpoints/run-1/12"):
-        with pytest.raises(NotFound, match=f"no blob `{key}`"):
-            blobs.get(key)
+        for asked in (blobs.get, blobs.size):
+            with pytest.raises(NotFound, match=f"no blob `{key}`"):
+                asked(key)
 
 
 def test_a_blob_that_was_written_since_is_not_deleted_as_an_old_one(blobs: Blobs) -> None:
