@@ -1,13 +1,16 @@
 """Weights that rows hold: a blob of weights and its manifest stay as long as one of `rows.WEIGHT_HOLDERS` names them."""
 
 from collections.abc import Collection, Iterable
+from typing import Final
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, bindparam, select
 
 from bloomery.store import rows
 from bloomery.sync.publish import card_key, manifest_key
 from bloomery.types.errors import Gone
 from bloomery.types.probe import probe_key
+
+_KEPT: Final = select(rows.checkpoint.c.id).where(rows.checkpoint.c.key == bindparam("kept")).limit(1)
 
 
 def held_blobs(connection: Connection, keys: Collection[str] | None = None) -> frozenset[str]:
@@ -44,5 +47,5 @@ def _blobs_of(key: str, version: str | None) -> set[str]:
 
 def require_kept(connection: Connection, key: str | None) -> None:
     """Weights that are to be held from here on are still there: between finding and holding them they may have gone."""
-    if key is not None and connection.execute(select(rows.checkpoint.c.id).where(rows.checkpoint.c.key == key).limit(1)).first() is None:
+    if key is not None and connection.execute(_KEPT, {"kept": key}).first() is None:
         raise Gone("these weights were let go, because they had no name and nobody held them: save them again, under a name if they shall stay")

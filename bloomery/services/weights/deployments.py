@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import Any, Final, Literal, NamedTuple, get_args
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, func, insert, select, update
+from sqlalchemy import Column, ColumnElement, Connection, Row, Select, bindparam, func, insert, select, update
+from sqlalchemy.sql.dml import ReturningUpdate
 
 from bloomery.services.access.auth import name_of
 from bloomery.services.access.principal import Principal
@@ -232,7 +233,7 @@ def _promote(connection: Connection, asked: _Asked, project: str, name: str, fou
             field="version",
         )
     require_kept(connection, found.weights.key)
-    last = connection.execute(select(func.max(rows.revision.c.number)).where(rows.revision.c.deployment_id == deployment.id)).scalar()
+    last = connection.scalar(_LAST_NUMBER, {"deployment": deployment.id})
     revision = {
         "id": new_id("revision"),
         "project": project,
@@ -245,7 +246,7 @@ def _promote(connection: Connection, asked: _Asked, project: str, name: str, fou
         "created_us": now_us(),
         "updated_us": now_us(),
     }
-    connection.execute(insert(rows.revision), revision)
+    connection.execute(_REVISION, revision)
     return _make_live(connection, deployment, revision["id"], RevisionState.READY, asked, "promoted")
 
 
@@ -277,24 +278,36 @@ def _make_live(
     connection: Connection, deployment: Row[Any], revision_id: str, state: RevisionState, asked: _Asked, how: Literal["promoted", "rolled_back"]
 ) -> Deployment:
     # None is live where this is the first.
-    before = _switch(connection, rows.revision.c.deployment_id == deployment.id, RevisionState.LIVE, RevisionState.RETIRED)
-    number = _switch(connection, rows.revision.c.id == revision_id, state, RevisionState.LIVE)
+    before = _switch(connection, _OF_DEPLOYMENT, deployment.id, RevisionState.LIVE, RevisionState.RETIRED)
+    number = _switch(connection, _OF_ID, revision_id, state, RevisionState.LIVE)
     if number is None:
         raise Conflict(f"revision `{revision_id}` is not {state} any more: look again")
-    connection.execute(update(rows.deployment).where(rows.deployment.c.id == deployment.id).values(updated_us=now_us()))
+    connection.execute(_TOUCHED, {"deployment": deployment.id, "now": now_us()})
     kind = _SWAP + ("created" if before is None else how)
     told = {"from_revision": before, "to_revision": number, "staging_s": round(asked.staging_s, 3), "by": asked.by}
     record_event(connection, deployment.project, kind, deployment.id, **told)
     return _load(connection, deployment)
 
 
-def _switch(connection: Connection, which: ColumnElement[bool], old: RevisionState, new: RevisionState) -> int | None:
+def _switch(connection: Connection, change: ReturningUpdate[int], of: str, old: RevisionState, new: RevisionState) -> int | None:
     """Of those that are `old`; the number of the one that was, None where none was."""
     if new not in NEXT[old]:
         raise Conflict(f"a revision cannot go from {old} to {new}")
-    change = update(rows.revision).where(which, rows.revision.c.state == old).values(state=new, updated_us=now_us())
-    number: int | None = connection.scalar(change.returning(rows.revision.c.number))
-    return number
+    return connection.scalar(change, {"of": of, "old": old, "new": new, "now": now_us()})
+
+
+def _switching(which: Column[str]) -> ReturningUpdate[int]:
+    change = update(rows.revision).where(which == bindparam("of"), rows.revision.c.state == bindparam("old"))
+    return change.values(state=bindparam("new"), updated_us=bindparam("now")).returning(rows.revision.c.number)
+
+
+# Put together once: to do so takes longer than what they ask, and whoever moves a name waits for all of them.
+_OF_DEPLOYMENT: Final = _switching(rows.revision.c.deployment_id)
+_OF_ID: Final = _switching(rows.revision.c.id)
+_LAST_NUMBER: Final = select(func.max(rows.revision.c.number)).where(rows.revision.c.deployment_id == bindparam("deployment"))
+_REVISION: Final = insert(rows.revision)
+_TOUCHED: Final = update(rows.deployment).where(rows.deployment.c.id == bindparam("deployment")).values(updated_us=bindparam("now"))
+_ALL_OF_DEPLOYMENT: Final = select(rows.revision).where(rows.revision.c.deployment_id == bindparam("deployment")).order_by(rows.revision.c.number)
 
 
 def _swaps(connection: Connection, project: str, name: str, limit: int, offset: int) -> list[Swap]:
@@ -333,8 +346,7 @@ def _row(connection: Connection, project: str, name: str) -> Row[Any]:
 
 
 def _load(connection: Connection, row: Row[Any]) -> Deployment:
-    query = select(rows.revision).where(rows.revision.c.deployment_id == row.id).order_by(rows.revision.c.number)
-    revisions = [_revision(revision) for revision in connection.execute(query)]
+    revisions = [_revision(revision) for revision in connection.execute(_ALL_OF_DEPLOYMENT, {"deployment": row.id})]
     return Deployment(
         id=row.id,
         name=row.name,
