@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import Connection, delete, func, insert, or_, select, update
+from sqlalchemy import Connection, bindparam, delete, func, insert, or_, select, update
 
 from bloomery.services.held import held_blobs
 from bloomery.services.kinds import AUTO, EXTERNAL, NAMED, PENDING, READY, SNAPSHOT, SOURCE
@@ -72,7 +72,7 @@ def saves(result: Result) -> bool:
 
 def settle(connection: Connection, run: RunKey, settlements: Sequence[Settlement]) -> None:
     """Apply results that follow `run.settled_seq`."""
-    row = connection.execute(select(rows.run.c.step, rows.run.c.settled_seq).where(rows.run.c.id == run.run_id)).one()
+    row = connection.execute(_SETTLED, {"run": run.run_id}).one()
     step = row.step
     for settlement in settlements:
         if settlement.seq <= row.settled_seq:
@@ -80,10 +80,29 @@ def settle(connection: Connection, run: RunKey, settlements: Sequence[Settlement
         step = _step_after(step, settlement.done.result)
         _apply(connection, run, settlement, step)
     # What was announced under these numbers and did not come about: the operation failed, or another one was submitted in its place.
-    table = rows.checkpoint.c
-    connection.execute(delete(rows.checkpoint).where(table.run_id == run.run_id, table.state == PENDING, table.seq <= settlements[-1].seq))
-    progress = {"settled_seq": settlements[-1].seq, "step": step, "updated_us": now_us()}
-    connection.execute(update(rows.run).where(rows.run.c.id == run.run_id, rows.run.c.settled_seq < settlements[-1].seq).values(progress))
+    last = {"run": run.run_id, "last": settlements[-1].seq}
+    connection.execute(_DROP_PENDING, last)
+    connection.execute(_PROGRESS, last | {"reached": step, "now": now_us()})
+
+
+# Put together once: to do so takes longer than what they ask, and whoever publishes waits for all of them.
+_SETTLED: Final = select(rows.run.c.step, rows.run.c.settled_seq).where(rows.run.c.id == bindparam("run"))
+_PENDING_OF_RUN: Final = (rows.checkpoint.c.run_id == bindparam("run"), rows.checkpoint.c.state == PENDING)
+_DROP_PENDING: Final = delete(rows.checkpoint).where(*_PENDING_OF_RUN, rows.checkpoint.c.seq <= bindparam("last"))
+_DROP_PENDING_AT: Final = delete(rows.checkpoint).where(*_PENDING_OF_RUN, rows.checkpoint.c.seq == bindparam("at"))
+_PROGRESS: Final = (
+    update(rows.run)
+    .where(rows.run.c.id == bindparam("run"), rows.run.c.settled_seq < bindparam("last"))
+    .values(settled_seq=bindparam("last"), step=bindparam("reached"), updated_us=bindparam("now"))
+)
+_PLACE: Final = (
+    rows.checkpoint.c.run_id == bindparam("run"),
+    rows.checkpoint.c.seq == bindparam("at"),
+    rows.checkpoint.c.kind == bindparam("of_kind"),
+)
+_AT_PLACE: Final = select(rows.checkpoint).where(*_PLACE)
+_SAVED: Final = insert(rows.checkpoint)
+_POINTS: Final = insert(rows.run_metric)
 
 
 def note_checkpoint(connection: Connection, run: RunKey, written: CheckpointWritten, *, done: int) -> Kept:
@@ -153,9 +172,7 @@ def _apply(connection: Connection, run: RunKey, settlement: Settlement, step: in
             facts = {"key": result.key, "version": result.version, "size_bytes": result.size_bytes, "step": result.step}
             if not settlement.announced:
                 # Another operation was, that was to have this number and was not journaled.
-                table = rows.checkpoint.c
-                others = (table.run_id == run.run_id, table.seq == seq, table.state == PENDING)
-                connection.execute(delete(rows.checkpoint).where(*others))
+                connection.execute(_DROP_PENDING_AT, {"run": run.run_id, "at": seq})
             _complete(connection, run, settlement, _published_as(connection, run, seq) if settlement.announced else SNAPSHOT, facts)
             _insert_points(connection, run, settlement, step, {**result.sync(), SYNC_SECONDS: settlement.done.seconds})
         case LoadResult():
@@ -188,7 +205,7 @@ def _insert_metrics(connection: Connection, run: RunKey, settlement: Settlement,
 def _insert_points(connection: Connection, run: RunKey, settlement: Settlement, step: int, metrics: dict[str, float]) -> None:
     place = {"project": run.project, "run_id": run.run_id, "seq": settlement.seq, "step": step, "created_us": settlement.done.done_us}
     points = [place | {"name": name, "value": value if math.isfinite(value) else None} for name, value in metrics.items()]
-    connection.execute(insert(rows.run_metric), points)
+    connection.execute(_POINTS, points)
 
 
 def _mean_loss(metrics: dict[str, float]) -> dict[str, float]:
@@ -209,12 +226,11 @@ def _published_as(connection: Connection, run: RunKey, seq: int) -> str:
 def _complete(connection: Connection, run: RunKey, settlement: Settlement, kind: str, facts: dict[str, Any]) -> None:
     """The pending row becomes ready and takes its name from an older one."""
     table = rows.checkpoint.c
-    mine = (table.run_id == run.run_id, table.seq == settlement.seq, table.kind == kind)
-    pending = connection.execute(select(rows.checkpoint).where(*mine)).one_or_none()
+    pending = connection.execute(_AT_PLACE, {"run": run.run_id, "at": settlement.seq, "of_kind": kind}).one_or_none()
     if pending is None:
         # What was not announced; and what was only after the database was set back to an earlier time than the journal: without a name, but not lost.
         values = {"id": new_id("checkpoint"), "project": run.project, "run_id": run.run_id, "seq": settlement.seq, "kind": kind, "metadata": "{}"}
-        connection.execute(insert(rows.checkpoint).values(values | facts | {"state": READY, "created_us": settlement.done.done_us}))
+        connection.execute(_SAVED, values | facts | {"state": READY, "created_us": settlement.done.done_us})
         return
     if pending.name is not None:
         older = (table.run_id == run.run_id, table.kind == kind, table.name == pending.name, table.seq < settlement.seq)
