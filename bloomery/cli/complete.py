@@ -9,6 +9,7 @@ import typer
 from bloomery.cli.options import DATA_DIR
 from bloomery.cli.running import client_of
 from bloomery.client import Client
+from bloomery.types.evaluations import EvaluationState
 from bloomery.types.jobs import JobState
 
 AT_ONCE_S: Final = 1.0
@@ -42,5 +43,11 @@ sources: Final = _completion(
     lambda client: [*(job.spec.name for job in client.jobs.list(state=JobState.SUCCEEDED)), *(m.alias for m in client.models())]
 )
 evaluations: Final = _completion(lambda client: (evaluation.spec.name for evaluation in client.evaluations.list()))
+evidence: Final = _completion(
+    lambda client: [
+        *(evaluation.spec.name for evaluation in client.evaluations.list(state=EvaluationState.SUCCEEDED)),
+        *(job.spec.name for job in client.jobs.list(state=JobState.SUCCEEDED)),
+    ]
+)
 asked: Final = _completion(lambda client: [*(model.alias for model in client.models()), *(each.name for each in client.deployments.list())])
 keys: Final = _completion(lambda client: (key.name for key in client.keys.list()))

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from bloomery.cli import complete
+from bloomery.cli.evidence import evidence_of, evidence_words
 from bloomery.cli.flags import Noun
 from bloomery.cli.options import DATA_DIR, DataDirOption
 from bloomery.cli.running import came_of, client_of
@@ -19,30 +20,42 @@ app = Noun(name="deployment", help="Serve versions under names, and go back to e
 NewNameArgument = Annotated[str, typer.Argument(help="What callers give as `model`.")]
 NameArgument = Annotated[str, typer.Argument(help="What callers give as `model`.", autocompletion=complete.deployments)]
 SourceArgument = Annotated[str, typer.Argument(help="A job, a version, or the name of a base model.", autocompletion=complete.sources)]
+EvidenceOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--evidence",
+        help="An evaluation of the version, or the job that it came of, whose figures are kept as why it went live. Repeatable.",
+        autocompletion=complete.evidence,
+    ),
+]
 
 
 @app.command()
 def create(
     name: NewNameArgument,
     source: SourceArgument,
+    evidence: EvidenceOption = None,
     as_json: JsonOption = False,
     data_dir: DataDirOption = DATA_DIR,
 ) -> None:
     """Serve what came of a job, or any version, under a new name."""
     with client_of(data_dir) as client:
-        _tell(client.deployments.create(name, came_of(client, source)), as_json)
+        version = came_of(client, source)
+        _tell(client.deployments.create(name, version, evidence_of(client, evidence or [], version)), as_json)
 
 
 @app.command()
 def promote(
     name: NameArgument,
     source: SourceArgument,
+    evidence: EvidenceOption = None,
     as_json: JsonOption = False,
     data_dir: DataDirOption = DATA_DIR,
 ) -> None:
     """Make another version the live one."""
     with client_of(data_dir) as client:
-        _tell(client.deployments.promote(name, came_of(client, source)), as_json)
+        version = came_of(client, source)
+        _tell(client.deployments.promote(name, version, evidence_of(client, evidence or [], version)), as_json)
 
 
 @app.command()
@@ -113,7 +126,8 @@ def show(name: NameArgument, as_json: JsonOption = False, data_dir: DataDirOptio
     if as_json:
         return print_json(found)
     _tell(found, as_json=False)
-    print_table(("REVISION", "STATE", "VERSION", "CREATED"), [(str(r.number), r.state, r.version, utc(r.created_us)) for r in found.revisions])
+    rows = [(str(each.number), each.state, each.version, utc(each.created_us), evidence_words(each.evidence)) for each in found.revisions]
+    print_table(("REVISION", "STATE", "VERSION", "CREATED", "EVIDENCE"), rows)
 
 
 def _tell(deployment: Deployment, as_json: bool) -> None:

@@ -65,7 +65,11 @@ def test_a_job_is_followed_to_its_end_compared_cloned_and_deployed(server: LiveS
     assert again["state"] == "succeeded"
     differ = as_json(server, "job", "compare", "typed", "typed-again")["differ"]
     assert differ == {"method.optimizer.learning_rate": [0.001, 0.002], "name": ["typed", "typed-again"]}
-    assert shown["result"]["version"] in bloomery(server, "deployment", "create", "typed-model", "typed")
+    assert shown["result"]["version"] in bloomery(server, "deployment", "create", "typed-model", "typed", "--evidence", "typed")
+    measured = {name: shown["result"][name] for name in ("base_version", "compared")}
+    evidence = as_json(server, "deployment", "show", "typed-model")["live"]["evidence"]
+    assert evidence == {"jobs": [{"job": shown["id"], "name": "typed", **measured}]}
+    assert "name an evaluation of those" in bloomery(server, "deployment", "promote", "typed-model", "typed-again", "--evidence", "typed", expect=2)
     taken = bloomery(server, "deployment", "create", "typed-model", "typed", expect=2)
     assert "`bloomery deployment promote typed-model VERSION`" in taken
     assert "revision 2" in bloomery(server, "deployment", "promote", "typed-model", "typed-again")

@@ -1,6 +1,7 @@
 """What is live: which weights those are, who made them, and who holds them in memory."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -8,6 +9,7 @@ import pytest
 
 from bloomery.client import Client
 from bloomery.types.evaluations import Evaluation, EvaluationSpec, Measured
+from bloomery.types.jobs import Compared
 from tests.live import running_server
 from tests.web.conftest import SIZE, WAIT_MS, log_in
 from tests.web.world import BASE, World
@@ -78,7 +80,7 @@ def test_what_is_deployed_by_clicking_has_the_evaluations_that_are_chosen_as_its
     page.get_by_role("button", name="New deployment").click()
     dialog = page.get_by_role("dialog")
     dialog.get_by_label("Name that callers give").fill("spoken-for")
-    dialog.get_by_text("Evaluations of the version that is chosen.").wait_for()
+    dialog.get_by_text("What was measured of the version that is chosen.").wait_for()
     dialog.get_by_label("Version").select_option(version)
     offered = dialog.get_by_role("checkbox")
     offered.nth(1).wait_for()
@@ -97,6 +99,41 @@ def test_what_is_deployed_by_clicking_has_the_evaluations_that_are_chosen_as_its
     }
     live.get_by_role("link", name="speaks-for-it-1").click()
     page.get_by_role("heading", name="speaks-for-it-1").wait_for()
+
+
+def test_what_a_job_ended_with_is_deployed_with_what_it_measured_before_and_after(page: "Page", world: World, client: Client) -> None:
+    job = world.taught
+    assert job.result is not None
+    page.goto(f"/runs/{job.id}")
+    page.get_by_role("button", name="Deploy", exact=True).click()
+    dialog = page.get_by_role("dialog")
+    own = dialog.get_by_role("checkbox", name=re.compile("^job taught: "))
+    own.wait_for()
+    assert own.is_checked()
+    for other in dialog.get_by_role("checkbox").all()[1:]:
+        other.uncheck()
+    dialog.get_by_label("Name that callers give").fill("taught-by-click")
+    dialog.get_by_role("button", name="Deploy", exact=True).click()
+    live, history = (page.get_by_role("region", name=name) for name in ("Live", "History"))
+    for region in (live, history):
+        region.get_by_text(differing(job.result.compared), exact=True).wait_for(timeout=60_000)
+    assert client.deployments.get("taught-by-click").live.evidence == {
+        "jobs": [
+            {
+                "job": job.id,
+                "name": "taught",
+                "base_version": job.result.base_version,
+                "compared": [each.model_dump(mode="json") for each in job.result.compared],
+            }
+        ]
+    }
+    live.get_by_role("link", name="taught", exact=True).click()
+    page.get_by_role("heading", name="taught", exact=True).wait_for()
+    page.goto("/deployments/taught-by-click")
+    page.get_by_label("Version to make live").select_option(world.rewarded.result.version if world.rewarded.result else None)
+    page.get_by_role("button", name="Make live").click()
+    dialog.get_by_role("checkbox", name=re.compile("^job rewarded: ")).wait_for()
+    assert dialog.get_by_role("checkbox", name=re.compile("^job taught: ")).count() == 0, "it measured other weights"
 
 
 def test_what_a_job_ended_with_is_made_live_under_a_name_that_there_is(page: "Page", world: World, client: Client) -> None:
@@ -195,6 +232,19 @@ def evaluated(client: Client, name: str, version: str) -> Evaluation:
         "params": {"max_tokens": 4},
     }
     return client.evaluations.wait(client.evaluations.create(EvaluationSpec.model_validate(spec)).id, 300)
+
+
+def differing(compared: Sequence[Compared]) -> str:
+    """What a job measured, as pages say it."""
+    return "; ".join(
+        f"{each.name} {each.before:.4g} before, {each.after:.4g} after, a difference of {each.difference:.4g}{within(each.difference_interval)}"
+        f" on {each.rows} rows"
+        for each in compared
+    )
+
+
+def within(interval: tuple[float, float] | None) -> str:
+    return "" if interval is None else f" ({interval[0]:.4g} to {interval[1]:.4g})"
 
 
 def score(evaluation: Evaluation) -> dict[str, object]:

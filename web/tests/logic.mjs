@@ -296,7 +296,7 @@ test("a version says where its rows come from", async () => {
 });
 
 test("of evidence what is known is said in words, and what is not is kept as it was given", async () => {
-  const { citable, evidenceOf, told } = await load("pages/deployments/evidence.ts");
+  const { citable, comparisons, differing, evidenceOf, told } = await load("pages/deployments/evidence.ts");
   const mean = { value: 0.5, interval: [0.25, 0.75] };
   const model = (name, version, means) => ({ model: name, version, graders: means.map((mean) => ({ grader: "right@1", rows: 8, mean, passed: null, hash: "h" })) });
   const evaluations = [
@@ -309,15 +309,25 @@ test("of evidence what is known is said in words, and what is not is kept as it 
     { evaluation: "e2", name: "second", model: "front", scores: [{ grader: "right@1", rows: 8, mean }] },
     { evaluation: "e1", name: "first", model: "v1", scores: [] },
   ]);
-  assert.deepEqual(evidenceOf([]), {}, "no evidence is none");
-  assert.deepEqual(told(evidenceOf(cited)), { evaluations: cited, words: [], rest: {} });
+  const compared = (name, difference_interval) => ({ name, rows: 8, before: 3, after: 0.5, before_interval: [2.5, 3.5], after_interval: null, difference: -2.5, difference_interval, higher_is_better: false });
+  const ended = (id, version, ...measures) => ({ id, spec: { name: `job ${id}` }, result: version && { version, base_version: "v0", compared: measures } });
+  const jobs = comparisons([ended("j4", null), ended("j3", "v1", compared("loss", [-3, -2]), compared("exact", null)), ended("j2", "v2", compared("loss", null)), ended("j1", "v1")], "v1");
+  assert.deepEqual(jobs, [{ job: "j3", name: "job j3", base_version: "v0", compared: [compared("loss", [-3, -2]), compared("exact", null)] }], "of these weights alone, where anything was compared");
+  assert.equal(differing(jobs[0]), "loss 3 before, 0.5 after, a difference of -2.5 (-3 to -2) on 8 rows; exact 3 before, 0.5 after, a difference of -2.5 on 8 rows");
+  assert.deepEqual(evidenceOf([], []), {}, "no evidence is none");
+  assert.deepEqual(told(evidenceOf(cited, [])), { evaluations: cited, jobs: [], words: [], rest: {} });
+  assert.deepEqual(told(evidenceOf(cited, jobs)), { evaluations: cited, jobs, words: [], rest: {} });
   const split = { gained: 2, lost: 1, p_value: 0.5 };
   assert.deepEqual(told({ mcnemar: split }).rest, {});
   assert.deepEqual(told({ mcnemar: { ...split, rows: 9 } }).rest, { mcnemar: { ...split, rows: 9 } }, "nothing that was given is left out");
-  for (const odd of [[{ ...cited[0], by: "me" }], "e2", [null], [{}], [{ ...cited[0], scores: [{ grader: "right@1", rows: 8, mean: { value: 0.5, interval: [0.25] } }] }], { 0: cited[0] }]) {
-    assert.deepEqual(told({ evaluations: odd }), { evaluations: [], words: [], rest: { evaluations: odd } });
+  for (const odd of [[{ ...cited[0], by: "me" }], [null], [{}], [{ ...cited[0], scores: [{ grader: "right@1", rows: 8, mean: { value: 0.5, interval: [0.25] } }] }], { 0: cited[0] }]) {
+    assert.deepEqual(told({ evaluations: odd }), { evaluations: [], jobs: [], words: [], rest: { evaluations: odd } });
   }
-  assert.deepEqual(told({ mcnemar: { gained: 2 }, why: "better", n: 1234567, long: "x".repeat(201), lines: "a\nb", list: [1], nothing: null }), { evaluations: [], words: ["why: better", "n: 1234567"], rest: { mcnemar: { gained: 2 }, long: "x".repeat(201), lines: "a\nb", list: [1], nothing: null } });
+  for (const odd of [[{ ...jobs[0], by: "me" }], [null], [{ ...jobs[0], compared: [{ ...compared("loss", [1]) }] }], [{ ...jobs[0], compared: [{ ...compared("loss", null), p_value: 0 }] }], { 0: jobs[0] }]) {
+    assert.deepEqual(told({ jobs: odd }), { evaluations: [], jobs: [], words: [], rest: { jobs: odd } });
+  }
+  assert.deepEqual(told({ evaluations: "e2", jobs: 3 }).words, ["evaluations: e2", "jobs: 3"]);
+  assert.deepEqual(told({ mcnemar: { gained: 2 }, why: "better", n: 1234567, long: "x".repeat(201), lines: "a\nb", list: [1], nothing: null }), { evaluations: [], jobs: [], words: ["why: better", "n: 1234567"], rest: { mcnemar: { gained: 2 }, long: "x".repeat(201), lines: "a\nb", list: [1], nothing: null } });
 });
 
 test("figures of traffic say of which requests they are, and what time those cover", async () => {
