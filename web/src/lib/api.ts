@@ -5,6 +5,8 @@ import type { Answer } from "../answers";
 import { released } from "./press";
 
 const CSRF = "x-csrf-token";
+/** What is read for a page is there by then, or never: changes, streams and files take as long as they take. */
+const READ_WITHIN_MS = 60_000;
 
 /** What the server refused, in its words: they say what to change. */
 export class Refused extends Error {
@@ -27,6 +29,8 @@ export class Refused extends Error {
   }
 }
 
+/** By a key instead of the login, and with these headers too. */
+type As = { key?: string; beside?: Record<string, string> };
 type Values = Record<string, string | number | boolean | null | undefined | readonly string[]>;
 
 let loggedOut: () => void = () => {};
@@ -45,19 +49,47 @@ export const word = {
 };
 
 /** The answer of a route of the document: `get("/api/v1/runs/{run_id}", { run_id: "..." }, { limit: 50 })`. */
-export function get<Route extends keyof paths>(route: Route, path: Record<string, string> = {}, query: Values = {}, signal?: AbortSignal): Promise<Answer<Route>> {
-  return ask("GET", address(route, path, query), undefined, signal) as Promise<Answer<Route>>;
+export async function get<Route extends keyof paths>(route: Route, path: Record<string, string> = {}, query: Values = {}): Promise<Answer<Route>> {
+  try {
+    return (await read(address(route, path, query))) as Answer<Route>;
+  } finally {
+    // Whatever is told is shown, and moves the page.
+    await released();
+  }
+}
+
+/** What is answered at an address, whole. */
+export function read(url: string, as: As = {}): Promise<unknown> {
+  return inTime(url, async (signal) => (await send("GET", url, undefined, signal, as)).json());
+}
+
+/** What comes of reading an address, or in words that nobody has answered for too long. */
+export async function inTime<Result>(url: string, reading: (signal: AbortSignal) => Promise<Result>): Promise<Result> {
+  const late = new AbortController();
+  const timer = setTimeout(() => late.abort(), READ_WITHIN_MS);
+  try {
+    return await reading(late.signal);
+  } catch (error) {
+    throw late.signal.aborted ? new Refused(0, `the server was asked for \`${url.split("?")[0]}\` and has not answered within ${READ_WITHIN_MS / 1000} s`) : error;
+  } finally {
+    clearTimeout(timer);
+  }
 }
 
 /** Carry something out; `change("POST", "/api/v1/jobs/{job}/pause", { job })`. */
-export function change<Result = unknown>(
+export async function change<Result = unknown>(
   method: "POST" | "DELETE",
   route: keyof paths,
   path: Record<string, string> = {},
   body?: unknown,
   query: Values = {},
 ): Promise<Result> {
-  return ask(method, address(route, path, query), body) as Promise<Result>;
+  try {
+    const answer = await send(method, address(route, path, query), body);
+    return (answer.status === 204 ? undefined : await answer.json()) as Result;
+  } finally {
+    await released();
+  }
 }
 
 /** Everything that a route lists, page by page, up to `most` rows. What comes to the front of a list meanwhile moves rows to the next page, which has them once more. */
@@ -97,12 +129,12 @@ export async function download(route: keyof paths, path: Record<string, string>,
 
 /** Whose key this is; nobody is logged in or out by that. */
 export async function ownerOf(key: string): Promise<{ name: string; project: string }> {
-  const said = (await (await send("GET", "/api/v1/auth/apikey/me", undefined, undefined, { key })).json()) as { name: string; details: { org_details: { name: string } } };
+  const said = (await read("/api/v1/auth/apikey/me", { key })) as { name: string; details: { org_details: { name: string } } };
   return { name: said.name, project: said.details.org_details.name };
 }
 
 /** A request as it is, by the login or a key; the playground streams answers with it. */
-export async function send(method: string, url: string, body?: unknown, signal?: AbortSignal, { key, beside }: { key?: string; beside?: Record<string, string> } = {}): Promise<Response> {
+export async function send(method: string, url: string, body?: unknown, signal?: AbortSignal, { key, beside }: As = {}): Promise<Response> {
   const headers: Record<string, string> = { ...beside };
   headers[CSRF] = word.read();
   if (key) headers["x-api-key"] = key;
@@ -126,16 +158,6 @@ export async function send(method: string, url: string, body?: unknown, signal?:
 /** A name that nobody else chooses. `randomUUID` is only there behind https and on this machine. */
 function drawn(): string {
   return Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
-}
-
-async function ask(method: string, url: string, body?: unknown, signal?: AbortSignal): Promise<unknown> {
-  try {
-    const answer = await send(method, url, body, signal);
-    return answer.status === 204 ? undefined : ((await answer.json()) as unknown);
-  } finally {
-    // Whatever is told is shown, and moves the page.
-    await released();
-  }
 }
 
 function address(route: string, path: Record<string, string>, query: Values): string {

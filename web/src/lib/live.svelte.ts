@@ -1,5 +1,8 @@
 // What changed on the server, as it happens: pages read again what they show.
 import { onDestroy } from "svelte";
+import { SvelteSet } from "svelte/reactivity";
+
+import { Refused } from "./api";
 
 /** Kinds of things that change. */
 export type Topic = "runs" | "rollouts" | "jobs" | "points" | "datasets" | "evaluations" | "graders" | "deployments" | "spans" | "feedback" | "keys" | "processes";
@@ -76,6 +79,13 @@ class Live {
 
 export const live = new Live();
 
+const unanswered = new SvelteSet<Reading<unknown>>();
+
+/** What was read in vain with these words, and not because of what was asked: it can be tried again. */
+export function inVain(problem: string): Reading<unknown>[] {
+  return [...unanswered].filter((each) => each.problem === problem);
+}
+
 /** What was read, and read again whenever one of its topics changed. */
 export class Reading<Value> {
   value = $state.raw<Value>();
@@ -103,6 +113,7 @@ export class Reading<Value> {
       stop();
       clearInterval(timer);
       clearTimeout(this.#waiting);
+      unanswered.delete(this);
     });
   }
 
@@ -134,8 +145,9 @@ export class Reading<Value> {
       if (turn !== this.#turn) return;
       this.value = value;
       this.problem = "";
+      unanswered.delete(this);
     } catch (error) {
-      if (turn === this.#turn) this.problem = (error as Error).message;
+      if (turn === this.#turn) this.#failed(error as Error);
     }
     if (turn !== this.#turn) return;
     this.#running = false;
@@ -143,6 +155,12 @@ export class Reading<Value> {
     this.#rested = now + Math.max(REST_MS, 2 * (now - begun));
     if (this.#again) await this.start();
     else if (this.#changed) this.#soon();
+  }
+
+  #failed(error: Error): void {
+    this.problem = error.message;
+    if (error instanceof Refused && error.ofWhatWasAsked) unanswered.delete(this);
+    else unanswered.add(this);
   }
 }
 

@@ -1,5 +1,5 @@
 // Forms from the published document: which fields there are, of what kind, and what is said of them.
-import { send } from "./api";
+import { read } from "./api";
 
 export type Schema = {
   type?: string;
@@ -20,7 +20,7 @@ let known: Promise<Document> | undefined;
 
 /** The document, fetched once. */
 export function published(): Promise<Document> {
-  known ??= send("GET", "/api/v1/openapi.json").then((answer) => answer.json() as Promise<Document>);
+  known ??= read("/api/v1/openapi.json") as Promise<Document>;
   known.catch(() => (known = undefined));
   return known;
 }

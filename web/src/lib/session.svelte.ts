@@ -1,6 +1,6 @@
 // Who is logged in.
 import type { Answer, Schema } from "../answers";
-import { ownerOf, Refused, send, whenLoggedOut, word } from "./api";
+import { ownerOf, read, Refused, send, whenLoggedOut, word } from "./api";
 import { live } from "./live.svelte";
 
 type Login = Answer<"/api/v1/login">;
@@ -67,7 +67,7 @@ class Session {
   /** Who is logged in, now for longer. */
   async #renew(): Promise<void> {
     try {
-      this.#show((await (await send("GET", "/api/v1/login")).json()) as Login);
+      this.#show((await read("/api/v1/login")) as Login);
     } catch (error) {
       if (over(error)) this.#end(this.login ? ENDED : "");
       // A server that is away comes back, and the login is as good as before.

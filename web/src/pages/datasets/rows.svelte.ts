@@ -10,6 +10,7 @@ export class PagedRows {
   problem = $state("");
   #pages = $state.raw<ReadonlyMap<number, readonly AnyRow[]>>(new Map());
   #asked = new Set<number>();
+  #failed = new Set<number>();
 
   constructor(
     readonly name: string,
@@ -27,9 +28,15 @@ export class PagedRows {
     for (let page = Math.floor(first / PAGE); page * PAGE < last; page++) void this.#read(page);
   }
 
+  /** Read once more what could not be. */
+  async again(): Promise<void> {
+    await Promise.all([...this.#failed].map((page) => this.#read(page)));
+  }
+
   async #read(page: number): Promise<void> {
     if (this.#asked.has(page)) return;
     this.#asked.add(page);
+    this.#failed.delete(page);
     try {
       const { data } = await get("/api/v1/datasets/{name}/versions/{version}/rows", { name: this.name, version: this.version }, { split: this.split, limit: PAGE, offset: page * PAGE });
       const pages = new Map(this.#pages).set(page, data);
@@ -42,6 +49,7 @@ export class PagedRows {
       this.problem = "";
     } catch (error) {
       this.#asked.delete(page);
+      this.#failed.add(page);
       this.problem = (error as Error).message;
     }
   }

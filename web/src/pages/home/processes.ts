@@ -1,5 +1,6 @@
 // Engines, replicas and runners, and what each that has weights proved of them before it took traffic.
 import type { Answer } from "../../answers";
+import { inTime, Refused } from "../../lib/api";
 import { several } from "../../lib/format";
 
 type Status = Answer<"/api/v1/status">;
@@ -17,8 +18,10 @@ export type Health = { replicas: { silent: string[] }; runners: string[] };
 
 /** It answers 503 while an engine starts, with the same beside. */
 export async function health(): Promise<Health> {
-  const answer = await fetch("/healthz").catch(() => null);
-  const told = (await answer?.json().catch(() => null)) as Health | null | undefined;
+  const told = await inTime("/healthz", async (signal) => (await fetch("/healthz", { signal })).json() as Promise<Health>).catch((error: unknown) => {
+    if (error instanceof Refused) throw error;
+    return null;
+  });
   if (!told?.runners) throw new Error("the server does not say how it is");
   return told;
 }
