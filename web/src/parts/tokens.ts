@@ -17,6 +17,16 @@ export function tintOfLogprob(logprob: number): number {
   return Math.max(-1, logprob / 6.9);
 }
 
+/** How many of each of these lengths are within the first `most` of all. */
+export function among(lengths: readonly number[], most: number): number[] {
+  let left = most;
+  return lengths.map((length) => {
+    const count = Math.min(left, length);
+    left -= count;
+    return count;
+  });
+}
+
 /** A token whose text cannot be seen. */
 export function visible(text: string): string {
   return text.replaceAll("\n", "⏎\n").replaceAll("\t", "⇥\t");

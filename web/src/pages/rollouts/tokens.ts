@@ -12,16 +12,6 @@ export const OF_VERSION = 0.75;
 
 type Segment = Schema<"RolloutSegment">;
 
-/** How many tokens of each segment are within the first `most` of all. */
-export function beginning(segments: readonly Segment[], most: number): number[] {
-  let left = most;
-  return segments.map(({ tokens }) => {
-    const count = Math.min(left, tokens.length);
-    left -= count;
-    return count;
-  });
-}
-
 /** The versions by which the segments were sampled, in the order in which they come. */
 export function versionsOf(segments: readonly Segment[]): string[] {
   return [...new Set(segments.flatMap((segment) => segment.versions.map(([, , version]) => version)))];
