@@ -23,7 +23,7 @@ from bloomery.services.training.settle import Kept, divergence, note_checkpoint,
 from bloomery.store.blobs import AsyncBlobs
 from bloomery.store.database import Database
 from bloomery.store.journal import Journal, JournaledResult
-from bloomery.types.errors import Category, Corrupt, Unavailable
+from bloomery.types.errors import Category, Corrupt, Gone, NotFound, Unavailable
 from bloomery.types.fingerprint import fingerprint
 from bloomery.types.ids import now_us
 from bloomery.types.operations import Effect, Failed, Operation, Rejected, Result, effect_of_failure
@@ -285,10 +285,8 @@ class ActiveRun:
         is Corrupt.
         """
         done, run, numerics = arrived.done, self.facts.key, arrived.numerics
-        if not self._journal.has_result(done.seq):
-            # Of what no replay goes back to, its result may have made room for others.
+        if (journaled := await self._journaled_still(done.seq)) is None:
             return
-        journaled = await self._journal.result(done.seq)
         told, again = journaled.result, done.result
         if encode(told) == encode(again) or (isinstance(told, Failed) and isinstance(again, Failed)):
             return
@@ -305,7 +303,7 @@ class ActiveRun:
     async def _compare_with_rows(self, arrived: "_Arrived") -> None:
         """The same of a result that the journal lost. Who computed it stands nowhere; it was most likely who computed the one before."""
         done, told = arrived.done, self.history.lost[arrived.done.seq]
-        before = await self._journal.result(done.seq - 1) if self._journal.has_result(done.seq - 1) else None
+        before = await self._journaled_still(done.seq - 1)
         if (told is None) != isinstance(done.result, Failed):
             stops = effect_of_failure(await self.history.operation(done.seq)) != "none"
         else:
@@ -313,6 +311,12 @@ class ActiveRun:
             stops = told is not None and promised and not told.agrees(done.result)
         if stops:
             raise self._other_history(done)
+
+    async def _journaled_still(self, seq: int) -> JournaledResult | None:
+        """A result, unless it made room for others, as those that no replay goes back to may at any moment."""
+        with suppress(Gone, NotFound):
+            return await self._journal.result(seq)
+        return None
 
     def _other_history(self, done: OperationDone) -> Corrupt:
         how = f"failed ({done.result.message})" if isinstance(done.result, Failed) else "gave another result than its caller was told"

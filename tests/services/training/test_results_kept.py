@@ -1,13 +1,17 @@
 """Results are bounded in bytes, and what goes is told apart from what never was."""
 
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bloomery.services.training import history
-from bloomery.store.journal import Bounds
+from bloomery.store.journal import Bounds, Journal
 from bloomery.types.errors import Gone
 from bloomery.types.operations import OptimStepResult
+from bloomery.types.protocol import OperationDone
 from tests.services.fake_engine import FakeEngine
 from tests.services.runs_stage import ME, Api, open_api, operation, play, until
 
@@ -105,6 +109,38 @@ def test_a_replay_finds_the_results_that_it_needs(tmp_path: Path) -> None:
             assert await api.train(run.id, 15, 16)
 
     play(tmp_path, story)
+
+
+class Overtaken(ThreadPoolExecutor):
+    """Before it reads the first result, others need its room."""
+
+    def __init__(self, journal: Journal) -> None:
+        super().__init__(1)
+        self._journal = journal
+
+    def submit(self, call: Callable[..., Any], *arguments: Any, **named: Any) -> "Future[Any]":
+        if arguments == (1,):
+            super().submit(self._journal._results.drop_only, {1})
+        return super().submit(call, *arguments, **named)
+
+
+def test_a_result_that_comes_again_while_the_one_it_is_compared_with_is_dropped_is_taken(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def story(engine: FakeEngine) -> None:
+        async with open_api(tmp_path, bounds=Bounds(segment_bytes=1)) as api:
+            run = await api.new_run()
+            await done(api, run.id, 1, 24, asked=True)
+            active = api.activity.get(run.id)
+            assert active is not None
+            journal = active.history.journal
+            again = OperationDone(run_id=run.id, seq=1, result=(await journal.result(1)).result, seconds=0.25)
+            with Overtaken(journal) as pool:
+                journal._pool = pool
+                engine._post(again)
+                await until(lambda: not journal.has_result(1))
+                await active.stored()
+
+    play(tmp_path, story)
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 def test_runs_that_nobody_uses_are_bounded_when_housekeeping_first_looks(tmp_path: Path) -> None:
