@@ -67,7 +67,7 @@ def used(versions: Versions, *names: str, in_use: tuple[str, ...] = ()) -> None:
 
 def found(versions: Versions, name: str, in_use: tuple[str, ...] = ()) -> Model:
     assert versions.ask(Weights(version=name, key="k"), in_use=in_use)
-    versions.wait(10)
+    versions.wait(60)
     model = versions.take(name)
     assert model is not None
     return model
@@ -181,7 +181,7 @@ def test_what_was_loaded_for_who_is_gone_is_there_for_the_next():
     source = Sized()
     versions = Versions(source, lambda: 10_000, limit_bytes=100)
     assert versions.ask(Weights(version="40-a", key="k"), in_use=())
-    versions.wait(10)
+    versions.wait(60)
     versions.settle({"40-a"})
     assert versions.held_bytes == 0
     versions.settle(())

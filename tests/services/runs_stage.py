@@ -55,7 +55,7 @@ class Api:
 
     async def results(self, run_id: str, *seqs: int) -> list[Result]:
         """Results of operations that are expected to finish."""
-        found = [await self.runs.result(ME, run_id, seq, 20.0) for seq in seqs]
+        found = [await self.runs.result(ME, run_id, seq, 120.0) for seq in seqs]
         assert None not in found, await self.runs.waiting_for(ME, run_id)
         return [result for result in found if result is not None]
 
@@ -71,7 +71,7 @@ class Api:
 
     async def until_events(self, kinds: list[str]) -> None:
         """Let others work until exactly these were recorded."""
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(240):
             while await self.events() != kinds:
                 await asyncio.sleep(0.002)
 
@@ -122,7 +122,7 @@ def play(directory: Path, story: Callable[[FakeEngine], Awaitable[None]], **opti
     """Run a story beside a fake engine; the story opens the api as often as it likes."""
 
     async def run() -> None:
-        async with fake_engine(directory / "s", Blobs(directory / "blobs"), **options) as engine, asyncio.timeout(60):
+        async with fake_engine(directory / "s", Blobs(directory / "blobs"), **options) as engine, asyncio.timeout(240):
             await story(engine)
 
     asyncio.run(run())
@@ -130,7 +130,7 @@ def play(directory: Path, story: Callable[[FakeEngine], Awaitable[None]], **opti
 
 async def until(condition: Callable[[], bool]) -> None:
     """Let others work until the condition holds."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(240):
         while not condition():
             await asyncio.sleep(0.002)
 

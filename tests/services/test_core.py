@@ -64,7 +64,7 @@ def test_what_rows_hold_is_claimed_when_a_server_starts(tmp_path: Path, monkeypa
 
     async def story(_: FakeEngine) -> None:
         async with Services.open(config(tmp_path)):
-            await asyncio.wait_for(claimed.wait(), 20)
+            await asyncio.wait_for(claimed.wait(), 120)
 
     play(tmp_path, story)
 

@@ -710,8 +710,8 @@ def test_the_same_names_in_two_projects_are_two_things(tmp_path: Path) -> None:
             await services.runs.submit(STRANGER, world.tinker_run, 1, operation(1))
             assert (await services.runs.get(ME, world.tinker_run)).id == world.run
             await services.runs.submit(ME, world.tinker_run, 6, operation(6))
-            assert await services.runs.result(ME, world.tinker_run, 6, 20) is not None
-            assert await services.runs.result(STRANGER, world.tinker_run, 1, 20) is not None
+            assert await services.runs.result(ME, world.tinker_run, 6, 120.0) is not None
+            assert await services.runs.result(STRANGER, world.tinker_run, 1, 120.0) is not None
             assert (await services.datasets.create(STRANGER, world.dataset)).versions == []
             assert (await services.graders.create(STRANGER, CreateGrader(name=world.grader, spec={**CHECK, "operation": "ne"}))).version == 1
             assert (await services.deployments.create(STRANGER, world.deployment, "tiny", {})).live.version == BASE
@@ -730,7 +730,7 @@ def test_what_is_published_can_be_read_everywhere_and_changed_at_home_only(tmp_p
             assert (found.run_id, found.base_model) == (world.run, "tiny")
             own = await services.runs.create(STRANGER, base_model="tiny", lora=LORA, metadata={}, begins_with_load=True)
             await services.runs.load(STRANGER, own.id, 0, found, optimizer=True)
-            assert await services.runs.result(STRANGER, own.id, 0, 20) is not None
+            assert await services.runs.result(STRANGER, own.id, 0, 120.0) is not None
             for change in (
                 services.checkpoints.delete(STRANGER, world.path),
                 services.checkpoints.set_ttl(STRANGER, world.path, 1),
@@ -804,10 +804,10 @@ async def populate(services: Services) -> World:
     await services.runs.checkpoint(ME, run.id, 3, "kept-by-default")
     await services.runs.snapshot(ME, run.id, 4, "served-by-default")
     await services.runs.snapshot(ME, run.id, 5, "exported-by-default", kind=EXTERNAL)
-    assert isinstance(await services.runs.result(ME, run.id, 3, 20), CheckpointResult)
-    assert isinstance(await services.runs.result(ME, run.id, 5, 20), SnapshotResult)
+    assert isinstance(await services.runs.result(ME, run.id, 3, 120.0), CheckpointResult)
+    assert isinstance(await services.runs.result(ME, run.id, 5, 120.0), SnapshotResult)
     await services.rollouts.add(ME, run.id, 1, ROLLOUTS)
-    snapshot = await services.runs.result(ME, run.id, 4, 20)
+    snapshot = await services.runs.result(ME, run.id, 4, 120.0)
     assert isinstance(snapshot, SnapshotResult)
     version = await services.versions.find(ME, snapshot.version)
     sampler = await services.sessions.create_sampling(ME, session.id, 0, version, None)

@@ -22,7 +22,7 @@ def test_the_probe_is_asked_while_the_weights_are_written_and_both_lie_there_bef
     def write(key: str, data: bytes) -> None:
         if key == weights_key(BLOB):
             # Who asked only behind the write would never get here.
-            assert asked.wait(10)
+            assert asked.wait(60)
         written.append(key)
 
     def probe() -> TrainerSide:

@@ -147,7 +147,7 @@ def test_what_goes_wrong_is_told_with_its_reason_and_is_no_reward(served: Served
         ):
             request = urllib.request.Request(f"http://127.0.0.1:{own}{path}", json.dumps(body).encode(), {"content-type": "application/json"})
             with pytest.raises(urllib.error.HTTPError) as refused:
-                urllib.request.urlopen(request, timeout=10)
+                urllib.request.urlopen(request, timeout=60)
             with refused.value as answer:
                 assert why in answer.read().decode()
 

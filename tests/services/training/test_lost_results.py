@@ -157,7 +157,7 @@ def test_other_numbers_than_those_in_rows_stop_the_run_where_bits_are_promised(t
                 assert await api.results(run.id, 5) != told
                 return
             with pytest.raises(Corrupt, match=r"operation 5 of run .* gave another result than its caller was told when it was computed again"):
-                await api.runs.result(ME, run.id, 5, 20.0)
+                await api.runs.result(ME, run.id, 5, 120.0)
             await api.until_events(["run.broken"])
         engine.salt = ""
         async with open_api(tmp_path) as api:
@@ -176,7 +176,7 @@ def test_a_load_that_fails_now_stops_the_run(tmp_path: Path) -> None:
             engine.blobs.delete(blob.key)
         async with open_api(tmp_path) as api:
             with pytest.raises(Corrupt, match=r"operation 0 of run .* failed \(there is no blob .*\) when it was computed again"):
-                await api.runs.result(ME, run.id, 0, 20.0)
+                await api.runs.result(ME, run.id, 0, 120.0)
 
     play(tmp_path, story)
 

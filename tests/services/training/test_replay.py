@@ -180,7 +180,7 @@ def test_a_run_whose_replay_breaks_the_promise_of_equal_bits_is_stopped(tmp_path
             await api.runs.submit(ME, run.id, 6, operation(6))
             engine.gate.set()
             with pytest.raises(Corrupt, match=r"operation 5 of run .* gave another result than its caller was told when it was computed again"):
-                await api.runs.result(ME, run.id, 6, 20.0)
+                await api.runs.result(ME, run.id, 6, 120.0)
             await api.until_events(["run.diverged", "run.broken"])
             await until(lambda: run.id not in engine.runs)
             assert await api.results(run.id, 1, 2, 3, 4, 5) == results
@@ -273,7 +273,7 @@ def test_a_load_that_cannot_be_repeated_stops_the_run_instead_of_training_it_fro
             await engine.start()
             await api.runs.submit(ME, run.id, 2, operation(2))
             with pytest.raises(Corrupt, match=r"operation 0 of run .* failed \(.*\) when it was computed again"):
-                await api.runs.result(ME, run.id, 2, 20.0)
+                await api.runs.result(ME, run.id, 2, 120.0)
             await until_broken(api, run.id)
 
     play(tmp_path, story)

@@ -44,7 +44,7 @@ def test_an_engine_is_told_whose_a_run_is(tmp_path: Path) -> None:
             theirs = await api.runs.create(STRANGER, base_model="tiny", lora=LORA, metadata={})
             await api.train(mine.id, 1, 2)
             await api.runs.submit(STRANGER, theirs.id, 1, operation(1))
-            assert await api.runs.result(STRANGER, theirs.id, 1, 20.0) is not None
+            assert await api.runs.result(STRANGER, theirs.id, 1, 120.0) is not None
             assert {opened.spec.run_id: opened.project for opened in engine.opened} == {mine.id: "default", theirs.id: "other"}
 
     play(tmp_path, story)

@@ -91,7 +91,7 @@ async def publish(services: Services, name: str | None = None, *, first_token: i
     await services.runs.submit(ME, run.id, 1, forward_backward(first_token))
     await services.runs.submit(ME, run.id, 2, step())
     await services.runs.snapshot(ME, run.id, 3, name)
-    published = await services.runs.result(ME, run.id, 3, 20)
+    published = await services.runs.result(ME, run.id, 3, 120.0)
     assert isinstance(published, SnapshotResult)
     return published.version
 
