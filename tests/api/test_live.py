@@ -15,6 +15,8 @@ from tests.live import wait_until
 from tests.openai.server import KEY, ScriptedServer
 
 DEADLINE_S = 30.0
+HEARTBEATS = 8
+"""Of a stream on which nothing is told, before what is waited for is given up: of one every 15 s."""
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +40,10 @@ def watching(server: ScriptedServer, **headers: str) -> Iterator[Iterator[str]]:
 def topics(lines: Iterator[str], awaited: str) -> list[list[str]]:
     """Those of each event, up to the one with the awaited topic."""
     events: list[list[str]] = []
+    heartbeats = 0
     for line in lines:
-        assert not line.startswith(":"), f"nothing changed for long, and `{awaited}` was not told: {events}"
+        heartbeats += line.startswith(":")
+        assert heartbeats < HEARTBEATS, f"nothing changed for long, and `{awaited}` was not told: {events}"
         if line.startswith("data: "):
             events.append(json.loads(line.removeprefix("data: "))["topics"])
             if awaited in events[-1]:

@@ -325,7 +325,7 @@ def test_a_checkpoint_that_cannot_be_written_does_not_stop_training(shared, refe
 
 def test_status_counts_tokens(shared):
     with shared.connect() as api:
-        before = api.wait(EngineStatus)
+        before = api.wait(EngineStatus, lambda status: status.running_sequences + status.waiting_sequences + status.queued_operations == 0)
         api.open("run-t")
         api.execute(0, learn((40, 30)), run_id="run-t")
         api.send(generate("r"))
