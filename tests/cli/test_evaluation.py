@@ -48,7 +48,9 @@ def test_an_evaluation_is_made_of_a_file_and_flags_followed_and_shown(server: Li
     shown = as_json(server, "show", "typed", "--watch")
     assert (shown["spec"]["params"]["top_p"], shown["spec"]["params"]["max_tokens"]) == (0.9, 4)
     assert "typed" in run(server, "list")
-    assert [each["spec"]["name"] for each in as_json(server, "list", "--state", "succeeded")] == ["typed"]
+    succeeded, failed = (as_json(server, "list", "--state", state) for state in ("succeeded", "failed"))
+    assert {each["state"] for each in succeeded} == {"succeeded"}
+    assert "typed" in {each["spec"]["name"] for each in succeeded} - {each["spec"]["name"] for each in failed}
     assert "cli-other@1 1" in run(server, "items", "typed", "--model", "cli-front", "--status", "passed")
     assert len(run(server, "items", "typed", "--limit", "3", "--json").splitlines()) == 3
     (line,) = as_json(server, "leaderboard", "cli-asked", "cli-other@1")["data"]

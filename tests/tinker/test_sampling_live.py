@@ -51,6 +51,7 @@ def test_closing_the_client_in_the_middle_of_a_sample_stops_the_engine(live_serv
         sampler = client.create_sampling_client(base_model=MODEL).result()
         # What the engine says of itself comes a second late, so it is let say first that it rests, and then that it is at this.
         wait_until(lambda: status(live_server)["running_sequences"] == 0)
+        before = status(live_server)["tokens_sampled"]
         answer = sampler.sample(PROMPT, samples, types.SamplingParams(max_tokens=most, stop=[]))
         wait_until(lambda: status(live_server)["running_sequences"] > 0)
         begun = status(live_server)["tokens_sampled"]
@@ -61,5 +62,7 @@ def test_closing_the_client_in_the_middle_of_a_sample_stops_the_engine(live_serv
         (span,) = spans_of(live_server, session)
         assert span["status"] == "cancelled"
         assert 0 < span["out_tokens"] < samples * most
+        # A few of the test before may be among them.
+        assert status(live_server)["tokens_sampled"] - before < samples * most
         with pytest.raises(RuntimeError, match="closed"):
             answer.result(timeout=30)

@@ -85,7 +85,7 @@ def settle(connection: Connection, run: RunKey, settlements: Sequence[Settlement
     connection.execute(_PROGRESS, last | {"reached": step, "now": now_us()})
 
 
-# Put together once: to do so takes longer than what they ask, and whoever publishes waits for all of them.
+# Put together once: to do so takes longer than what they ask, and whoever publishes waits for them.
 _SETTLED: Final = select(rows.run.c.step, rows.run.c.settled_seq).where(rows.run.c.id == bindparam("run"))
 _PENDING_OF_RUN: Final = (rows.checkpoint.c.run_id == bindparam("run"), rows.checkpoint.c.state == PENDING)
 _DROP_PENDING: Final = delete(rows.checkpoint).where(*_PENDING_OF_RUN, rows.checkpoint.c.seq <= bindparam("last"))
@@ -95,12 +95,9 @@ _PROGRESS: Final = (
     .where(rows.run.c.id == bindparam("run"), rows.run.c.settled_seq < bindparam("last"))
     .values(settled_seq=bindparam("last"), step=bindparam("reached"), updated_us=bindparam("now"))
 )
-_PLACE: Final = (
-    rows.checkpoint.c.run_id == bindparam("run"),
-    rows.checkpoint.c.seq == bindparam("at"),
-    rows.checkpoint.c.kind == bindparam("of_kind"),
+_AT_PLACE: Final = select(rows.checkpoint).where(
+    rows.checkpoint.c.run_id == bindparam("run"), rows.checkpoint.c.seq == bindparam("at"), rows.checkpoint.c.kind == bindparam("of_kind")
 )
-_AT_PLACE: Final = select(rows.checkpoint).where(*_PLACE)
 _SAVED: Final = insert(rows.checkpoint)
 _POINTS: Final = insert(rows.run_metric)
 

@@ -181,10 +181,10 @@ static inline void NAMED(settle)(const T *old, const uint32_t *indices, const T 
 
 // By how much elements move becomes what they are then, in its place. They are fetched a block of changes before they are settled.
 static int64_t NAMED(decoded)(const Streams *s, const T *old, int64_t n, T flips, uint32_t *indices, T *values, Sums *sums) {
-    int64_t changes = NAMED(unpacked)(s, n, indices, values), ahead = 0;
+    int64_t changes = NAMED(unpacked)(s, n, indices, values), fetched = 0;
     for (int64_t start = 0; start < changes; start += FEW) {
-        int64_t next = start + FEW + BLOCK < changes ? start + FEW + BLOCK : changes;
-        for (; ahead < next; ahead++) __builtin_prefetch(old + indices[ahead]);
+        int64_t next = start + FEW + AHEAD < changes ? start + FEW + AHEAD : changes;
+        for (; fetched < next; fetched++) __builtin_prefetch(old + indices[fetched]);
         NAMED(settle)(old, indices + start, values + start, (int)(changes - start < FEW ? changes - start : FEW), flips, values + start, sums);
     }
     return changes;
@@ -199,7 +199,7 @@ void NAMED(decode)(STREAMS, const T *old, int64_t n, uint64_t flips, uint64_t fi
     sums_to(&found, sums);
 }
 
-// The same of a payload of `fast`, and not of its streams.
+// The same of a payload of `fast`, and not of its streams: room for as many changes as there are elements, or bytes of it.
 void NAMED(decode_fast)(const uint8_t *payload, int64_t size, const T *old, int64_t n, uint64_t flips, uint64_t first, uint64_t other, uint32_t *indices,
                         T *values, int64_t *result, uint64_t *sums) {
     Streams s;
@@ -216,7 +216,7 @@ void NAMED(put)(T *to, int64_t n, int64_t first, const uint32_t *indices, const 
     result[0] = BEHIND;
     if (outside) return;
     for (int64_t i = 0; i < changes; i++) {
-        if (i + BLOCK / 4 < changes) __builtin_prefetch(to + first + indices[i + BLOCK / 4], 1);
+        if (i + AHEAD / 4 < changes) __builtin_prefetch(to + first + indices[i + AHEAD / 4], 1);
         to[first + indices[i]] = values[i];
     }
     result[0] = changes;

@@ -32,6 +32,7 @@ def encode_differences(indices: Bits, by: Bits, count: int, kind: Number) -> byt
 
 def decode(payload: memoryview, old: Bits, kind: Number, first: int = 0, state: StateHash = NOTHING) -> Changes:
     """What changed, and to what, of elements of which the first has index `first`, and all have the state hash `state`."""
+    # Kernels would say something more general.
     require_head(payload)
     return kernels.decode_fast(payload, old, kind, first, state)
 

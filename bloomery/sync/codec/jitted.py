@@ -24,8 +24,7 @@ class Jitted:
         if len(old) != len(new):
             raise ValueError(f"{len(old)} elements become {len(new)}")
         old, new = np.require(old, kind.dtype, ["C", "A"]), np.require(new, kind.dtype, ["C", "A"])
-        # One more, which is written to and does not count.
-        indices, by = np.empty(len(old) + 1, np.uint32), np.empty(len(old) + 1, kind.dtype)
+        indices, by = np.empty(len(old), np.uint32), np.empty(len(old), kind.dtype)
         found = loops.find(_words(old), _words(new), old, new, *_turn(kind), indices, by)
         # Copies: what nobody touched of the room was never memory, and goes.
         return Differences(indices[:found].copy(), by[:found].copy())

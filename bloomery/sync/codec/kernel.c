@@ -19,7 +19,7 @@ enum { FAR = 255, CLASSES = 16, STEPS = 8, MOST_ONES = STEPS + 32, TILE = 512, W
 
 // How far ahead the old elements of `fast` are fetched, in changes; how many of those are settled at a time: few, so that fetching and hashing take
 // turns. And elements that are gone through at a time, and words of those.
-enum { BLOCK = 64, FEW = 8, SPAN = 4096, SPAN_WORDS = SPAN / 64 };
+enum { AHEAD = 64, FEW = 8, SPAN = 4096, SPAN_WORDS = SPAN / 64 };
 
 // As `native.REASONS` names them.
 enum { NOWHERE = -1, BEHIND = -2, LENGTH = -3, PADDING = -4, WIDE = -5, SIZE = -6, ENDS = -7, NUMBER = -8, COUNT = -9, FORM = -10, PARAMETER = -11,
@@ -323,7 +323,7 @@ static int check(const Streams *s, int64_t n) {
     return s->changes & 7 && s->signs.end[-1] >> (s->changes & 7) ? PADDING : 0;
 }
 
-// Where gaps lead among n elements.
+// Where gaps lead among n elements; `check` has seen that the last leads somewhere, and that there are no more than n.
 static int places(Stream gaps, int64_t n, uint32_t *indices) {
     const uint8_t *gap = gaps.from;
     int64_t at = 0;
@@ -349,7 +349,7 @@ static int places(Stream gaps, int64_t n, uint32_t *indices) {
     }
 #endif
     for (; gap < gaps.end; gap++) {
-        // No branch: a processor would guess wrong each time that a gap is far.
+        // No branch: a processor would guess wrong each time that a gap is far. What is written for such a one is written over, as the last leads on.
         int leads = *gap != FAR;
         at += *gap;
         *indices = (uint32_t)at;

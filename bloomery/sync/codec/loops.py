@@ -17,7 +17,7 @@ HEAD: Final = 8
 CLASSES: Final = 16
 STEPS: Final = 8
 WIDTH: Final = 32
-BLOCK: Final = 8
+FEW: Final = 8
 """Changes that are settled at a time: few, so that this and fetching take turns."""
 WORDS: Final = 8
 """That are compared at a time."""
@@ -48,7 +48,7 @@ def tell(old, new, flips, top, first, end, indices, by, found):
     """Those of a few elements; room for all that there are."""
     for at in range(first, end):
         before, after = np.uint64(old[np.uint64(at)]), np.uint64(new[np.uint64(at)])
-        # Written whether it counts or not, for nobody can guess.
+        # Written whether it counts or not, for nobody can guess; never behind `at`.
         indices[found] = at
         by[found] = ordered(after, flips, top) - ordered(before, flips, top)
         found += before != after
@@ -99,17 +99,17 @@ def move(old, indices, by, flips, top, values, i):
 @_jit
 def settle(old, indices, by, flips, top, one, two, values):
     """New elements from ordered differences, and what they add to both sums of the state hash."""
-    moved, added, other = np.empty(BLOCK, np.uint64), np.zeros(BLOCK, np.uint64), np.zeros(BLOCK, np.uint64)
-    whole = len(indices) // BLOCK * BLOCK
+    moved, added, other = np.empty(FEW, np.uint64), np.zeros(FEW, np.uint64), np.zeros(FEW, np.uint64)
+    whole = len(indices) // FEW * FEW
     # Places are not below zero, which numba would look for.
-    for start in range(0, whole, BLOCK):
-        for i in range(start + AHEAD, min(start + AHEAD + BLOCK, len(indices))):
+    for start in range(0, whole, FEW):
+        for i in range(start + AHEAD, min(start + AHEAD + FEW, len(indices))):
             fetch(old, np.intp(indices[np.uint64(i)]))
         # Always as many, with sums of their own: they are computed at a time.
-        for i in range(BLOCK):
+        for i in range(FEW):
             moved[i] = move(old, indices, by, flips, top, values, np.uint64(start + i))
         if one is not None:
-            for i in range(BLOCK):
+            for i in range(FEW):
                 at = np.uint64(indices[np.uint64(start + i)])
                 added[i] += key(at + one) * moved[i]
                 other[i] += key(at + two) * moved[i]
@@ -200,7 +200,7 @@ def places(gaps, count, found):
         return BEHIND
     at = led = 0
     for i in range(len(gaps)):
-        # No branch: a processor would guess wrong each time that a gap is far.
+        # No branch: a processor would guess wrong each time that a gap is far. What is written for such a one is written over, for the last leads on.
         leads = np.int64(gaps[i] != FAR)
         at += np.int64(gaps[i])
         found[led] = at

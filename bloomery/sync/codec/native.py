@@ -91,7 +91,7 @@ class Native:
         last = int(indices[-1]) if changes else 0
         rooms = (changes + last // FAR + 1, changes + changes // FAR + 1, changes, changes * kind.item_bytes)
         gaps, exception_gaps, sizes, wide = (np.empty(room, np.uint8) for room in rooms)
-        signs = np.zeros((changes + 7) // 8, np.uint8)
+        signs = np.empty((changes + 7) // 8, np.uint8)
         self._call("pack", kind.item_bytes, indices, by, changes, gaps, signs, exception_gaps, sizes, wide, result)
         return Streams(gaps[: result[0]], signs, exception_gaps[: result[1]], sizes[: result[2]], wide[: result[3]])
 
