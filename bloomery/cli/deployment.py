@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from bloomery.cli import complete
-from bloomery.cli.evidence import evidence_of, evidence_words
+from bloomery.cli.evidence import evidence_words, with_evidence
 from bloomery.cli.flags import Noun
 from bloomery.cli.options import DATA_DIR, DataDirOption
 from bloomery.cli.running import came_of, client_of
@@ -40,8 +40,7 @@ def create(
 ) -> None:
     """Serve what came of a job, or any version, under a new name."""
     with client_of(data_dir) as client:
-        version = came_of(client, source)
-        _tell(client.deployments.create(name, version, evidence_of(client, evidence or [], version)), as_json)
+        _tell(client.deployments.create(name, *with_evidence(client, evidence or [], came_of(client, source))), as_json)
 
 
 @app.command()
@@ -54,8 +53,7 @@ def promote(
 ) -> None:
     """Make another version the live one."""
     with client_of(data_dir) as client:
-        version = came_of(client, source)
-        _tell(client.deployments.promote(name, version, evidence_of(client, evidence or [], version)), as_json)
+        _tell(client.deployments.promote(name, *with_evidence(client, evidence or [], came_of(client, source))), as_json)
 
 
 @app.command()

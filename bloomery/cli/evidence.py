@@ -1,7 +1,7 @@
 """What is kept with weights that go live, of evaluations and jobs by their names: the evidence that the dashboard gives and says in words."""
 
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
 
 from bloomery.cli.show import harmless
 from bloomery.client import Client
@@ -9,19 +9,25 @@ from bloomery.types.errors import Conflict, NotFound
 from bloomery.types.evaluations import Evaluation
 from bloomery.types.jobs import Job
 
+Found = TypeVar("Found", Evaluation, Job)
 _TINKER: Final = "tinker://"
 _CITED: Final = ("evaluations", "jobs")
 
 
-def evidence_of(client: Client, named: Sequence[str], version: str) -> dict[str, Any]:
-    """What evaluations measured of the weights behind `version`, and jobs that ended with them; one that measured none of them is refused."""
+def with_evidence(client: Client, named: Sequence[str], version: str) -> tuple[str, dict[str, Any]]:
+    """The weights behind `version`, what evaluations measured of them, and jobs that ended with them; one that measured none of them is refused.
+
+    Weights and no path: what is behind one may be another version by the time that it goes live.
+    """
+    if not named:
+        return version, {}
     found = [_found(client, name) for name in dict.fromkeys(named)]
-    weights = _weights_of(client, version) if found else version
+    weights = _weights_of(client, version)
     # A name and the id of the same are one.
     evaluations = {each.id: each for each in found if isinstance(each, Evaluation)}.values()
     jobs = {each.id: each for each in found if isinstance(each, Job)}.values()
     parts = {"evaluations": [cited for each in evaluations for cited in answered(each, weights)], "jobs": [compared(each, weights) for each in jobs]}
-    return {name: part for name, part in parts.items() if part}
+    return weights, {name: part for name, part in parts.items() if part}
 
 
 def evidence_words(evidence: dict[str, Any]) -> str:
@@ -77,7 +83,7 @@ def compared(job: Job, weights: str) -> dict[str, Any]:
 
 
 def _found(client: Client, name: str) -> Evaluation | Job:
-    evaluation, job = _evaluation(client, name), _job(client, name)
+    evaluation, job = _there(client.evaluations.get, name), _there(client.jobs.get, name)
     if evaluation is not None and job is not None:
         raise Conflict(f"`{name}` is an evaluation and a job: give the id, `{evaluation.id}` or `{job.id}`", field="evidence")
     if (found := evaluation or job) is None:
@@ -87,16 +93,9 @@ def _found(client: Client, name: str) -> Evaluation | Job:
     return found
 
 
-def _evaluation(client: Client, name: str) -> Evaluation | None:
+def _there(get: Callable[[str], Found], name: str) -> Found | None:
     try:
-        return client.evaluations.get(name)
-    except NotFound:
-        return None
-
-
-def _job(client: Client, name: str) -> Job | None:
-    try:
-        return client.jobs.get(name)
+        return get(name)
     except NotFound:
         return None
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from bloomery.cli.evidence import compared, evidence_words
+from bloomery.cli.evidence import compared, evidence_words, with_evidence
 from bloomery.cli.main import app
 from bloomery.client import Client
 from bloomery.types.errors import Conflict
@@ -93,10 +93,34 @@ def test_what_is_no_evidence_of_the_version_is_refused_with_what_would_be_and_no
     params = {"max_tokens": 400, "samples": 64}
     spec = {"name": "evidence-long", "data": {"dataset": "evidence-asked"}, "models": [BASE], "graders": ["evidence-other"], "params": params}
     client.evaluations.create(EvaluationSpec.model_validate(spec))
+    said = run(live_server, "create", "unproved", BASE, "--evidence", "evidence-long", expect=2)
+    assert "and has no result: wait for it with `bloomery eval show evidence-long --watch`" in said
     client.evaluations.cancel("evidence-long")
     said = run(live_server, "create", "unproved", BASE, "--evidence", "evidence-long", expect=2)
     assert "evaluation `evidence-long` is cancelled, and has no result: name one that has succeeded" in said
     assert "unproved" not in {each.name for each in client.deployments.list()}
+
+
+def test_a_name_of_an_evaluation_and_of_a_job_is_no_evidence_before_it_is_said_which(live_server: LiveServer, client: Client) -> None:
+    evaluation = evaluated(client, "evidence-named-twice", BASE)
+    client.datasets.create("evidence-taught")
+    client.datasets.add_version("evidence-taught", {"train": json.dumps({"prompt": "red", "completion": "moon"})})
+    job = client.jobs.create(JobSpec(name="evidence-named-twice", base_model=BASE, data=Data(dataset="evidence-taught")))
+    client.jobs.cancel(job.id)
+    said = run(live_server, "create", "named-twice", BASE, "--evidence", "evidence-named-twice", expect=2)
+    assert f"`evidence-named-twice` is an evaluation and a job: give the id, `{evaluation.id}` or `{job.id}`" in said
+    run(live_server, "create", "named-twice", BASE, "--evidence", evaluation.id)
+    assert client.deployments.get("named-twice").live.evidence == {"evaluations": [cited(evaluation, BASE)]}
+
+
+def test_a_path_that_is_written_anew_meanwhile_carries_no_evidence_of_other_weights(client: Client) -> None:
+    trained = client.create_run(BASE, 4, seed=7)
+    snapshot = trained.save_snapshot("rewritten").result()
+    measured = evaluated(client, "evidence-of-the-first", snapshot.version)
+    path = f"tinker://{trained.id}/sampler_weights/rewritten"
+    weights, evidence = with_evidence(client, [measured.id], path)
+    assert (weights, evidence) == (snapshot.version, {"evaluations": [cited(measured, snapshot.version)]})
+    assert with_evidence(client, [], path) == (path, {})
 
 
 def test_of_a_job_what_it_measured_before_and_after_is_evidence_of_what_it_ended_with_and_of_nothing_else() -> None:
