@@ -18,15 +18,15 @@ export class Refused extends Error {
     super(message);
   }
 
-  /** Whether what was asked is at fault, and will be the next time: not who asks too often, or a server that is away. */
-  get ofWhatWasAsked(): boolean {
-    return this.status >= 400 && this.status < 500 && this.status !== 429;
-  }
-
   /** Whether it says that nobody is logged in: the login is over, or the word is not the one that goes with it. */
   get nobody(): boolean {
     return this.status === 401 || this.field === CSRF;
   }
+}
+
+/** Whether what was asked is at fault, and will be the next time: not who asks too often, or a server that is away. */
+export function ofWhatWasAsked(error: unknown): boolean {
+  return error instanceof Refused && error.status >= 400 && error.status < 500 && error.status !== 429;
 }
 
 /** By a key instead of the login, and with these headers too. */
@@ -83,9 +83,10 @@ export async function change<Result = unknown>(
   path: Record<string, string> = {},
   body?: unknown,
   query: Values = {},
+  signal?: AbortSignal,
 ): Promise<Result> {
   try {
-    const answer = await send(method, address(route, path, query), body);
+    const answer = await send(method, address(route, path, query), body, signal);
     return (answer.status === 204 ? undefined : await answer.json()) as Result;
   } finally {
     await released();

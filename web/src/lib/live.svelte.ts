@@ -1,8 +1,7 @@
 // What changed on the server, as it happens: pages read again what they show.
 import { onDestroy } from "svelte";
-import { SvelteSet } from "svelte/reactivity";
 
-import { Refused } from "./api";
+import { ofWhatWasAsked } from "./api";
 
 /** Kinds of things that change. */
 export type Topic = "runs" | "rollouts" | "jobs" | "points" | "datasets" | "evaluations" | "graders" | "deployments" | "spans" | "feedback" | "keys" | "processes";
@@ -79,18 +78,20 @@ class Live {
 
 export const live = new Live();
 
-const unanswered = new SvelteSet<Reading<unknown>>();
-
-/** What was read in vain with these words, and not because of what was asked: it can be tried again. */
-export function inVain(problem: string): Reading<unknown>[] {
-  return [...unanswered].filter((each) => each.problem === problem);
+/** What is read: why it could not be the last time, and whether it may be when it is read again. */
+export interface Read {
+  readonly problem: string;
+  readonly inVain: boolean;
+  start(): Promise<void>;
 }
 
 /** What was read, and read again whenever one of its topics changed. */
-export class Reading<Value> {
+export class Reading<Value> implements Read {
   value = $state.raw<Value>();
   /** Why it could not be read the last time. */
   problem = $state("");
+  /** Whether that is not because of what was asked: it can be tried again. */
+  inVain = $state(false);
   #read: () => Promise<Value>;
   #running = false;
   /** Whether it is to be read once more behind what is under way: at once where somebody asked for it, or when it has rested. */
@@ -113,7 +114,6 @@ export class Reading<Value> {
       stop();
       clearInterval(timer);
       clearTimeout(this.#waiting);
-      unanswered.delete(this);
     });
   }
 
@@ -145,22 +145,17 @@ export class Reading<Value> {
       if (turn !== this.#turn) return;
       this.value = value;
       this.problem = "";
-      unanswered.delete(this);
+      this.inVain = false;
     } catch (error) {
-      if (turn === this.#turn) this.#failed(error as Error);
+      if (turn !== this.#turn) return;
+      this.problem = (error as Error).message;
+      this.inVain = !ofWhatWasAsked(error);
     }
-    if (turn !== this.#turn) return;
     this.#running = false;
     const now = performance.now();
     this.#rested = now + Math.max(REST_MS, 2 * (now - begun));
     if (this.#again) await this.start();
     else if (this.#changed) this.#soon();
-  }
-
-  #failed(error: Error): void {
-    this.problem = error.message;
-    if (error instanceof Refused && error.ofWhatWasAsked) unanswered.delete(this);
-    else unanswered.add(this);
   }
 }
 
