@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
@@ -99,6 +100,22 @@ def test_what_is_deployed_by_clicking_has_the_evaluations_that_are_chosen_as_its
     }
     live.get_by_role("link", name="speaks-for-it-1").click()
     page.get_by_role("heading", name="speaks-for-it-1").wait_for()
+
+
+def test_where_only_the_newest_evaluations_were_looked_through_it_is_not_said_that_none_asked_the_version(page: "Page", world: World) -> None:
+    del world
+
+    def others(route: "Route") -> None:
+        offset = int(parse_qs(urlsplit(route.request.url).query)["offset"][0])
+        data = [{"id": f"eval_{offset + place}", "spec": {"name": "other"}, "result": {"models": []}} for place in range(500)]
+        route.fulfill(json={"data": data, "has_more": True})
+
+    page.goto("/deployments")
+    page.route("**/evaluations?*", others)
+    page.get_by_role("button", name="New deployment").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Version").select_option(BASE)
+    dialog.get_by_text("None of the newest 1,000 evaluations has asked this version, and no job has compared it").wait_for()
 
 
 def test_what_a_job_ended_with_is_deployed_with_what_it_measured_before_and_after(page: "Page", world: World, client: Client) -> None:
