@@ -44,7 +44,7 @@ def test_a_page_whose_answer_never_comes_says_so_within_a_minute_and_reads_again
     again.click()
     page.get_by_role("link", name=world.deployment, exact=True).wait_for()
     told.wait_for(state="detached")
-    assert page.get_by_role("button", name=re.compile("^Try")).count() == 0
+    page.get_by_role("button", name=re.compile("^Try")).wait_for(state="detached")
 
 
 def test_rows_that_are_read_as_they_are_scrolled_to_and_never_come_are_read_again(page: "Page", world: World) -> None:
@@ -144,6 +144,16 @@ def test_a_job_that_is_cloned_late_overwrites_nothing(alone: "Page", world: Worl
     name = alone.get_by_label("Name", exact=True)
     name.wait_for()
     assert name.input_value() == "taught-2"
+
+
+def test_the_run_of_a_job_is_looked_for_again(alone: "Page", world: World) -> None:
+    alone.route(f"**/jobs/{world.rewarded.id}", lambda route: route.abort())
+    alone.goto(f"/rollouts?job={world.rewarded.id}")
+    again = alone.get_by_role("button", name="Try again")
+    again.wait_for()
+    alone.unroute(f"**/jobs/{world.rewarded.id}")
+    again.click()
+    alone.wait_for_url(f"**/rollouts/{world.rewarded.run}*")
 
 
 def test_rows_that_came_do_not_hide_that_others_did_not_until_nobody_wants_those(alone: "Page", client: Client, world: World) -> None:
