@@ -156,13 +156,13 @@ def test_the_run_of_a_job_is_looked_for_again(alone: "Page", world: World) -> No
 
 def test_rows_that_came_do_not_hide_that_others_did_not_until_nobody_wants_those(alone: "Page", client: Client, world: World) -> None:
     del world
-    client.datasets.create("long-list")
-    client.datasets.add_version("long-list", {"train": lines([chat(each) for each in pairs(250, 7)])})
+    client.datasets.create("rows-of-pages")
+    client.datasets.add_version("rows-of-pages", {"train": lines([chat(each) for each in pairs(250, 7)])})
     first: list[Route] = []
     alone.route("**/rows?*offset=0", lambda route: first.append(route))
     alone.route("**/rows?*offset=200", lambda route: route.abort())
     with alone.expect_request("**/rows?*offset=0"):
-        alone.goto("/datasets/long-list?as=text&row=220")
+        alone.goto("/datasets/rows-of-pages?as=text&row=220")
     rows = alone.get_by_role("region", name=re.compile("^Rows"))
     rows.get_by_role("alert").wait_for()
     first[0].continue_()
