@@ -33,7 +33,8 @@ from tests.services.runs_stage import LORA, ME, Api, forward_backward, open_api,
 
 LAST = 12
 NEVER = RestorePoint(-1, "")
-_ALSO = ["journal.operation.written@5", "journal.result.written@3", "store.row.committed@9", "segment.dropped@1"]
+# Rows that wait for the same commit share one: on a fast machine the whole story has as few as eight.
+_ALSO = ["journal.operation.written@5", "journal.result.written@3", "store.row.committed@5", "segment.dropped@1"]
 POINTS = [
     "journal.operation.synced@6",
     "journal.result.synced@4",
