@@ -137,41 +137,42 @@ typedef uint64_t NAMED(Widened) __attribute__((vector_size(64)));
 
 static inline NAMED(Eight) NAMED(ordered_eight)(NAMED(Eight) bits, T flips) { return bits ^ ((0 - (bits >> (8 * WIDTH - 1))) & flips); }
 
-// Of eight changes, put together in registers: what is stored one by one can be read as eight only when the last of it has left the processor.
-static inline void NAMED(settle_eight)(const T *old, const uint32_t *at, const T *by, T flips, T *values, Sums *s) {
-    NAMED(Eight) before = {old[at[0]], old[at[1]], old[at[2]], old[at[3]], old[at[4]], old[at[5]], old[at[6]], old[at[7]]};
-    NAMED(Eight) after = NAMED(ordered_eight)(NAMED(ordered_eight)(before, flips) + *(const NAMED(AnyEight) *)by, flips);
-    *(NAMED(AnyEight) *)values = after;
+static inline void NAMED(settle_eight)(const T *before, const uint32_t *indices, T flips, T *values, Sums *s) {
+    NAMED(Eight) was = *(const NAMED(AnyEight) *)before;
+    NAMED(Eight) is = NAMED(ordered_eight)(NAMED(ordered_eight)(was, flips) + *(NAMED(AnyEight) *)values, flips);
+    *(NAMED(AnyEight) *)values = is;
 #ifdef UNPROVED
     // What proving takes is measured against this.
     (void)s;
+    (void)indices;
 #else
-    NAMED(Widened) moved = __builtin_convertvector(after, NAMED(Widened)) - __builtin_convertvector(before, NAMED(Widened));
-    add_changes(s, at, (__m512i)moved);
+    NAMED(Widened) moved = __builtin_convertvector(is, NAMED(Widened)) - __builtin_convertvector(was, NAMED(Widened));
+    add_changes(s, indices, (__m512i)moved);
 #endif
 }
 #endif
 
-// What elements become that are moved, and what that adds to the sums: each old one is read once.
-static inline void NAMED(settle)(const T *old, const uint32_t *indices, const T *by, int changes, T flips, T *values, Sums *s) {
+// Of a block; what elements were lies in a row.
+static inline void NAMED(settle_block)(const T *before, const uint32_t *indices, int changes, T flips, T *values, Sums *s) {
 #ifdef AVX512
-    int whole = 0;
-    for (; whole + 8 <= changes; whole += 8) NAMED(settle_eight)(old, indices + whole, by + whole, flips, values + whole, s);
-    if (whole < changes) {
-        // Eight with the last one again, which does not move then.
-        uint32_t at[8];
-        T moved[8] = {0}, after[8];
-        for (int i = 0; i < 8; i++) at[i] = indices[whole + i < changes ? whole + i : changes - 1];
-        memcpy(moved, by + whole, (size_t)(changes - whole) * WIDTH);
-        NAMED(settle_eight)(old, at, moved, flips, after, s);
-        memcpy(values + whole, after, (size_t)(changes - whole) * WIDTH);
+    int whole = changes & ~7, rest = changes & 7;
+    for (int i = 0; i < whole; i += 8) NAMED(settle_eight)(before + i, indices + i, flips, values + i, s);
+    if (rest) {
+        // Those behind the last are zero and do not move.
+        uint32_t at[8] = {0};
+        T was[8] = {0}, is[8] = {0};
+        memcpy(at, indices + whole, (size_t)rest * sizeof *at);
+        memcpy(was, before + whole, (size_t)rest * WIDTH);
+        memcpy(is, values + whole, (size_t)rest * WIDTH);
+        NAMED(settle_eight)(was, at, flips, is, s);
+        memcpy(values + whole, is, (size_t)rest * WIDTH);
     }
 #else
     for (int i = 0; i < changes; i++) {
-        T before = old[indices[i]], after = NAMED(ordered)((T)(NAMED(ordered)(before, flips) + by[i]), flips);
+        T after = NAMED(ordered)((T)(NAMED(ordered)(before[i], flips) + values[i]), flips);
         values[i] = after;
 #ifndef UNPROVED
-        uint64_t moved = (uint64_t)after - (uint64_t)before;
+        uint64_t moved = (uint64_t)after - (uint64_t)before[i];
         s->one += key(s->first + indices[i]) * moved;
         s->two += key(s->other + indices[i]) * moved;
 #endif
@@ -179,14 +180,23 @@ static inline void NAMED(settle)(const T *old, const uint32_t *indices, const T 
 #endif
 }
 
-// By how much elements move becomes what they are then, in its place. They are fetched a block of changes before they are settled.
-static int64_t NAMED(decoded)(const Streams *s, const T *old, int64_t n, T flips, uint32_t *indices, T *values, Sums *sums) {
-    int64_t changes = NAMED(unpacked)(s, n, indices, values), fetched = 0;
-    for (int64_t start = 0; start < changes; start += FEW) {
-        int64_t next = start + FEW + AHEAD < changes ? start + FEW + AHEAD : changes;
-        for (; fetched < next; fetched++) __builtin_prefetch(old + indices[fetched]);
-        NAMED(settle)(old, indices + start, values + start, (int)(changes - start < FEW ? changes - start : FEW), flips, values + start, sums);
+// By how much elements move, in `values`, becomes what they are then, and is added to the sums: each old one is read once. A block of them is read before
+// anything is computed, so that as many as possible are on their way from memory at a time.
+static void NAMED(settle)(const T *old, const uint32_t *indices, int64_t changes, T flips, T *values, Sums *s) {
+    T before[BLOCK];
+    for (int64_t start = 0; start < changes; start += BLOCK) {
+        int few = (int)(changes - start < BLOCK ? changes - start : BLOCK);
+        for (int64_t i = start; i < start + few; i++) {
+            __builtin_prefetch(old + indices[i + AHEAD < changes ? i + AHEAD : changes - 1]);
+            before[i - start] = old[indices[i]];
+        }
+        NAMED(settle_block)(before, indices + start, few, flips, values + start, s);
     }
+}
+
+static int64_t NAMED(decoded)(const Streams *s, const T *old, int64_t n, T flips, uint32_t *indices, T *values, Sums *sums) {
+    int64_t changes = NAMED(unpacked)(s, n, indices, values);
+    if (changes > 0) NAMED(settle)(old, indices, changes, flips, values, sums);
     return changes;
 }
 

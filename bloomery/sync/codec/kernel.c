@@ -17,9 +17,9 @@
 
 enum { FAR = 255, CLASSES = 16, STEPS = 8, MOST_ONES = STEPS + 32, TILE = 512, WORDS = TILE / 64, CHUNK_BITS = 21 };
 
-// How far ahead the old elements of `fast` are fetched, in changes; how many of those are settled at a time: few, so that fetching and hashing take
-// turns. And elements that are gone through at a time, and words of those.
-enum { AHEAD = 64, FEW = 8, SPAN = 4096, SPAN_WORDS = SPAN / 64 };
+// How far ahead the old elements of changes are fetched, in changes; how many of those are settled at a time. And elements that are gone through at a
+// time, and words of those.
+enum { AHEAD = 64, BLOCK = 256, SPAN = 4096, SPAN_WORDS = SPAN / 64 };
 
 // As `native.REASONS` names them.
 enum { NOWHERE = -1, BEHIND = -2, LENGTH = -3, PADDING = -4, WIDE = -5, SIZE = -6, ENDS = -7, NUMBER = -8, COUNT = -9, FORM = -10, PARAMETER = -11,

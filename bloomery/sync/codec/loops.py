@@ -17,8 +17,8 @@ HEAD: Final = 8
 CLASSES: Final = 16
 STEPS: Final = 8
 WIDTH: Final = 32
-FEW: Final = 8
-"""Changes that are settled at a time: few, so that this and fetching take turns."""
+BLOCK: Final = 256
+"""Changes that are settled at a time."""
 WORDS: Final = 8
 """That are compared at a time."""
 AHEAD: Final = 64
@@ -58,7 +58,7 @@ def tell(old, new, flips, top, first, end, indices, by, found):
 @_jit
 def ordered(bits, flips, top):
     """Of elements of any size, as numbers of eight bytes."""
-    return bits ^ flips if bits >> top else bits
+    return bits ^ (flips & (np.uint64(0) - (bits >> top)))
 
 
 @_jit
@@ -88,38 +88,27 @@ def fetch(_typing, array, _index):
 
 
 @_jit
-def move(old, indices, by, flips, top, values, i):
-    """Give a change its new element, and return what that is more than the old one, as bits."""
-    before = np.uint64(old[indices[i]])
-    after = ordered((ordered(before, flips, top) + np.uint64(by[i])) & ((np.uint64(2) << top) - np.uint64(1)), flips, top)
-    values[i] = after
-    return after - before
-
-
-@_jit
 def settle(old, indices, by, flips, top, one, two, values):
-    """New elements from ordered differences, and what they add to both sums of the state hash."""
-    moved, added, other = np.empty(FEW, np.uint64), np.zeros(FEW, np.uint64), np.zeros(FEW, np.uint64)
-    whole = len(indices) // FEW * FEW
-    # Places are not below zero, which numba would look for.
-    for start in range(0, whole, FEW):
-        for i in range(start + AHEAD, min(start + AHEAD + FEW, len(indices))):
-            fetch(old, np.intp(indices[np.uint64(i)]))
-        # Always as many, with sums of their own: they are computed at a time.
-        for i in range(FEW):
-            moved[i] = move(old, indices, by, flips, top, values, np.uint64(start + i))
+    """New elements from ordered differences, and what they add to both sums of the state hash.
+
+    A block of old ones is read before anything is computed, so that as many as possible are on their way from memory at a time.
+    """
+    moved, whole = np.empty(BLOCK, np.uint64), (np.uint64(2) << top) - np.uint64(1)
+    added = other = np.uint64(0)
+    for start in range(0, len(indices), BLOCK):
+        at, by_so_much, becomes = indices[start : start + BLOCK], by[start : start + BLOCK], values[start : start + BLOCK]
+        for i in range(len(at)):
+            # Places are not below zero, which numba would look for.
+            fetch(old, np.intp(indices[np.uint64(min(start + i + AHEAD, len(indices) - 1))]))
+            before = np.uint64(old[np.uint64(at[i])])
+            after = ordered((ordered(before, flips, top) + np.uint64(by_so_much[i])) & whole, flips, top)
+            becomes[i] = after
+            moved[i] = after - before
         if one is not None:
-            for i in range(FEW):
-                at = np.uint64(indices[np.uint64(start + i)])
-                added[i] += key(at + one) * moved[i]
-                other[i] += key(at + two) * moved[i]
-    for i in range(whole, len(indices)):
-        by_so_much = move(old, indices, by, flips, top, values, np.uint64(i))
-        if one is not None:
-            at = np.uint64(indices[np.uint64(i)])
-            added[0] += key(at + one) * by_so_much
-            other[0] += key(at + two) * by_so_much
-    return added.sum(), other.sum()
+            for i in range(len(at)):
+                added += key(np.uint64(at[i]) + one) * moved[i]
+                other += key(np.uint64(at[i]) + two) * moved[i]
+    return added, other
 
 
 @_jit

@@ -220,12 +220,11 @@ static int64_t NAMED(scan)(const T *old, int64_t n, int shift, uint32_t mask, in
                            int64_t changes, T flips, uint32_t *indices, T *values, Sums *sums) {
     uint32_t entry[CLASSES], seen[CLASSES] = {0}, exponents[256 + CLASSES] = {0};
     uint8_t classes[SPAN];
-    T moved[SPAN], step[SPAN];
-    int64_t out = 0;
+    T moved[SPAN];
+    int64_t out = 0, settled = 0;
     for (int which = 0; which < CLASSES; which++) entry[which] = class[which].first;
     for (int64_t start = 0; start < n && out < changes; start += SPAN) {
         uint64_t hit[SPAN_WORDS] = {0};
-        int found = 0;
         NAMED(classify)(old + start, n - start, SPAN, shift, mask, lowest, classes);
         for (int which = 0; which < CLASSES; which++) {
             uint32_t end = class[which].first + class[which].changes;
@@ -239,14 +238,15 @@ static int64_t NAMED(scan)(const T *old, int64_t n, int shift, uint32_t mask, in
             uint64_t left = hit[word];
             do {
                 int place = 64 * word + __builtin_ctzll(left);
-                indices[out + found] = (uint32_t)(start + place);
-                step[found++] = moved[place];
+                indices[out] = (uint32_t)(start + place);
+                values[out++] = moved[place];
                 exponents[(uint32_t)(old[start + place] >> shift) & mask]++;
             } while (left &= left - 1);
         }
-        NAMED(settle)(old, indices + out, step, found, flips, values + out, sums);
-        out += found;
+        // Not the last ones: what was just stored one by one is not yet to be read as a whole.
+        for (; out - settled >= 2 * BLOCK; settled += BLOCK) NAMED(settle)(old, indices + settled, BLOCK, flips, values + settled, sums);
     }
+    NAMED(settle)(old, indices + settled, out - settled, flips, values + settled, sums);
     if (out < changes) return BEHIND;
     return lowest_of(exponents, mask >= CLASSES ? (int)mask + 1 - CLASSES + 1 : 1) == lowest ? out : LOWEST;
 }
