@@ -297,7 +297,7 @@ def test_an_agent_that_hangs_is_late_alone_and_what_it_asks_afterwards_is_nobody
             once(episode)
         return 1.0
 
-    with Agents(agent, tokenizer, timeout_s=10) as agents:
+    with Agents(agent, tokenizer, timeout_s=20) as agents:
         group = agents.rollouts(lambda: sampler, CONFIG).group(7, PROBLEM)
         release.set()
         assert refused.wait(120)

@@ -19,7 +19,7 @@ from bloomery.types.errors import InvalidInput
 from tests.recipes.loops import PROBLEMS, Record
 from tests.recipes.test_holding import ROLLOUTS, Loop, ahead, in_step
 
-PATIENT = replace(ROLLOUTS, environment_timeout_s=5.0)
+PATIENT = replace(ROLLOUTS, environment_timeout_s=20.0)
 Change = Callable[[Group], Any]
 
 
@@ -66,7 +66,7 @@ def raises(_: Group) -> Group:
 
 
 def hangs(_: Group) -> Group:
-    threading.Event().wait(60)
+    threading.Event().wait(300)
     raise AssertionError("it was left to itself before")
 
 
