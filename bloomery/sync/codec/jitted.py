@@ -1,20 +1,20 @@
-"""What `plain` and `plain_tight` compute, with loops that numba compiles (`loops`): for machines without a C compiler."""
+"""What `plain` and `plain_tight` compute, with loops that numba compiles (`loops`, `tight_loops`): for machines without a C compiler."""
 
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bloomery.sync.codec import bits, loops, plain, plain_tight
+from bloomery.sync.codec import loops, plain, tight_loops
 from bloomery.sync.codec.native import REASONS
 from bloomery.sync.codec.numbers import Changes, Differences, Number
 from bloomery.sync.codec.plain import FAR, Streams
 from bloomery.sync.state_hash import Bits, StateHash, keys_from
 from bloomery.types.errors import Corrupt
 
-BYTES: Final = 9
-"""That a number takes at most, whatever it is written with."""
-Whole = NDArray[np.int64]
+_WORDS: Final = 3
+"""Of a change in `tight` at most; and as many as the head of a payload has, and two behind its end."""
+_HEAD_WORDS: Final = 34
 
 
 class Jitted:
@@ -47,7 +47,12 @@ class Jitted:
     def pack_tight(self, old: Bits, found: Differences, kind: Number) -> bytes:
         if int(found.indices[-1]) >= len(old):
             raise IndexError(f"an element behind the last of {len(old)}")
-        return plain_tight.pack(np.require(old, kind.dtype, ["C", "A"]), found, kind, _Steps())
+        old, indices, by = (
+            np.require(given, of, ["C", "A"]) for given, of in ((old, kind.dtype), (found.indices, np.uint32), (found.by, kind.dtype))
+        )
+        words = np.zeros(len(indices) * _WORDS + _HEAD_WORDS, np.uint64)
+        bits = tight_loops.pack(old, indices, by, *_exponent(kind), _turn(kind)[1], words)
+        return words.view(np.uint8)[: (bits + 7) // 8].tobytes()
 
     def decode(self, streams: Streams, old: Bits, kind: Number, first: int, state: StateHash) -> Changes:
         old = np.require(old, kind.dtype, ["C", "A"])
@@ -65,10 +70,16 @@ class Jitted:
         return Changes(indices[:changes], values[:changes], state + StateHash(*map(int, added)))
 
     def decode_tight(self, payload: memoryview, old: Bits, kind: Number, first: int, state: StateHash) -> Changes:
-        old = np.require(old, kind.dtype, ["C", "A"])
-        indices, by = plain_tight.unpack(payload, old, kind, _Steps())
-        values = np.empty(len(indices), kind.dtype)
-        added = loops.settle(old, indices, by, *_turn(kind), *self.keys(first), values)
+        old, turn = np.require(old, kind.dtype, ["C", "A"]), _turn(kind)
+        words = np.zeros(len(payload) // 8 + 3, np.uint64)
+        words.view(np.uint8)[: len(payload)] = np.frombuffer(payload, np.uint8)
+        # Each has a bit for its sign.
+        room = min(len(old), 8 * len(payload))
+        indices, values = np.empty(room, np.uint32), np.empty(room, kind.dtype)
+        changes = _read(tight_loops.unpack(words, 8 * len(payload), old, *_exponent(kind), turn[1], indices, values))
+        # Their differences lie where they go; copies, as of most of the room nothing is left.
+        indices, values = indices[:changes].copy(), values[:changes].copy()
+        added = loops.settle(old, indices, values, *turn, *self.keys(first), values)
         return Changes(indices, values, state + StateHash(*map(int, added)))
 
     def put(self, flat: Bits, first: int, indices: NDArray[np.uint32], values: Bits) -> None:
@@ -84,81 +95,15 @@ class Jitted:
         return np.uint64(one), np.uint64(two)
 
 
-class _Reader(bits.Reader):
-    """Reads many numbers at a time."""
-
-    def __init__(self, payload: memoryview) -> None:
-        super().__init__(payload)
-        self._data, self._at, self._end = np.frombuffer(payload, np.uint8), 0, 8 * len(payload)
-
-    def fixed(self, width: int) -> int:
-        if self._at + width > self._end:
-            raise Corrupt("the payload ends within a number")
-        found = int(loops.get(self._data, self._at, width))
-        self._at += width
-        return found
-
-    def flags(self, count: int) -> NDArray[np.bool_]:
-        if self._at + count > self._end:
-            raise Corrupt("the payload ends within a number")
-        found = np.empty(count, np.bool_)
-        loops.flags(self._data, self._at, found)
-        self._at += count
-        return found
-
-    def grown(self, count: int, k: int, most: int) -> Whole:
-        # Each has a bit at least.
-        if count > self._end - self._at:
-            raise Corrupt("the payload ends within a number")
-        found = np.empty(count, np.int64)
-        self._at = _read(loops.get_grown(self._data, self._at, self._end, k, most, found))
-        return found
-
-    def finish(self) -> None:
-        left = self._end - self._at
-        if left >= 8 or self.fixed(left):
-            raise Corrupt("bits behind the end of the payload")
-
-
-class _Steps:
-    """Of `plain_tight.Steps`."""
-
-    reader: type[bits.Reader] = _Reader
-
-    @staticmethod
-    def joined(parts: list[bits.Part]) -> bytes:
-        size = sum(BYTES * len(part[0]) for part in parts)
-        payload, at = np.zeros(size, np.uint8), 0
-        for part in parts:
-            at = loops.put_grown(payload, at, *part) if isinstance(part, bits.Grown) else loops.put_all(payload, at, *part)
-        return payload[: (at + 7) // 8].tobytes()
-
-    @staticmethod
-    def ranks(old: Bits, indices: NDArray[np.uint32], lowest: int, kind: Number) -> Whole:
-        found = np.empty(len(indices), np.int64)
-        loops.ranks(old, indices, kind.dtype.type(kind.exponent_shift), _table(lowest, kind), found)
-        return found
-
-    @staticmethod
-    def places(old: Bits, ranks: dict[int, Whole], lowest: int, kind: Number) -> tuple[Whole, Whole]:
-        counts = np.array([len(ranks.get(number, ())) for number in range(plain_tight.CLASSES)], np.int64)
-        ends, ranked = np.cumsum(counts), np.concatenate(list(ranks.values()))
-        at, entries = np.empty(len(ranked), np.int64), np.empty(len(ranked), np.int64)
-        shift = kind.dtype.type(kind.exponent_shift)
-        if loops.scan(old, shift, _table(lowest, kind), ends - counts, ends, ranked, at, entries) < len(ranked):
-            raise Corrupt("gaps that lead behind the last element of a class")
-        return at, entries
-
-
-def _table(lowest: int, kind: Number) -> NDArray[np.uint8]:
-    """The class of each exponent."""
-    return np.clip(np.arange(1 << kind.exponent_bits) - lowest, 0, plain_tight.CLASSES - 1).astype(np.uint8)
-
-
 def _words(elements: Bits) -> Bits:
     """The same memory; what does not fill a word at its end is left out."""
     per_word = 8 // elements.itemsize
     return elements[: len(elements) // per_word * per_word].view(np.uint64)
+
+
+def _exponent(kind: Number) -> tuple[Any, int]:
+    """Behind how many bits it begins, and how many it has."""
+    return np.uint64(kind.exponent_shift), kind.exponent_bits
 
 
 def _turn(kind: Number) -> tuple[Any, Any]:

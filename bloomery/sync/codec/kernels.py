@@ -1,5 +1,6 @@
 """Who computes for the codecs, decided in one place: C where it can be compiled, else numba where it is installed, else numpy. Bytes are the same."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -86,7 +87,7 @@ def _fastest() -> Kernels:
 
 @cache
 def _jitted() -> Kernels | None:
-    if find_spec("numba") is None:
+    if find_spec("numba") is None or sys.byteorder != "little":
         return None
     # An extra, which takes half a second where it is.
     from bloomery.sync.codec.jitted import Jitted

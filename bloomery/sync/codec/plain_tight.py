@@ -1,6 +1,6 @@
 """What `tight` computes, in numpy: what kernels are held against, and what there is where they are not."""
 
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,63 +29,13 @@ class _Class(NamedTuple):
     exceptions: int
 
 
-class Steps(Protocol):
-    """What takes time."""
-
-    reader: type[bits.Reader]
-
-    def joined(self, parts: list[bits.Part]) -> bytes:
-        """See `bits.joined`."""
-        ...
-
-    def ranks(self, old: Bits, indices: NDArray[np.uint32], lowest: int, kind: Number) -> Whole:
-        """How many elements of its class are before each of those."""
-        ...
-
-    def places(self, old: Bits, ranks: dict[int, Whole], lowest: int, kind: Number) -> tuple[Whole, Whole]:
-        """The reverse: ascending places [n], and where in all ranks, one class behind the other, each has its own; Corrupt for ranks of nobody."""
-        ...
-
-
-class _Numpy:
-    """The steps in numpy."""
-
-    reader: type[bits.Reader] = bits.Reader
-    joined = staticmethod(bits.joined)
-
-    @staticmethod
-    def ranks(old: Bits, indices: NDArray[np.uint32], lowest: int, kind: Number) -> Whole:
-        class_of = _classes(old, lowest, kind)
-        found = np.empty(len(indices), np.int64)
-        for number in range(CLASSES):
-            its = class_of[indices] == number
-            if its.any():
-                found[its] = np.searchsorted(np.flatnonzero(class_of == number), indices[its])
-        return found
-
-    @staticmethod
-    def places(old: Bits, ranks: dict[int, Whole], lowest: int, kind: Number) -> tuple[Whole, Whole]:
-        class_of, found = _classes(old, lowest, kind), []
-        for number, rank in ranks.items():
-            members = np.flatnonzero(class_of == number)
-            if rank[-1] >= len(members):
-                raise Corrupt(f"gaps that lead behind the last of {len(members)} elements of a class")
-            found.append(members[rank])
-        at = np.concatenate(found)
-        order = np.argsort(at)
-        return at[order], order
-
-
-_NUMPY: Final = _Numpy()
-
-
-def pack(old: Bits, found: Differences, kind: Number, steps: Steps = _NUMPY) -> bytes:
+def pack(old: Bits, found: Differences, kind: Number) -> bytes:
     """The payload of these changes, of which there is one at least."""
     exponents = kind.exponents(old[found.indices])
     lowest = lowest_exponent(exponents, kind)
     class_of = _clipped(exponents, lowest)
     negative, size = signs_and_sizes(found.by, kind)
-    ranks = steps.ranks(old, found.indices, lowest, kind)
+    ranks = _ranks_of(old, found.indices, lowest, kind)
     heads, gaps, sizes, mask = [], [], [], 0
     for number in range(CLASSES):
         chosen = np.flatnonzero(class_of == number)
@@ -98,12 +48,12 @@ def pack(old: Bits, found: Differences, kind: Number, steps: Steps = _NUMPY) -> 
         heads += [*_count(len(chosen)), bits.fixed(k, 5), *form]
         gaps.append(bits.Grown(between, k))
         sizes += told
-    return steps.joined([bits.fixed(lowest, 8), bits.fixed(mask, 16), *heads, *gaps, *sizes])
+    return bits.joined([bits.fixed(lowest, 8), bits.fixed(mask, 16), *heads, *gaps, *sizes])
 
 
-def unpack(payload: memoryview, old: Bits, kind: Number, steps: Steps = _NUMPY) -> Differences:
+def unpack(payload: memoryview, old: Bits, kind: Number) -> Differences:
     """What was packed; every number is held against what is possible, and every choice against how it is made."""
-    read = steps.reader(payload)
+    read = bits.Reader(payload)
     lowest, mask = read.fixed(8), read.fixed(16)
     if not mask:
         raise Corrupt("a payload without changes")
@@ -113,7 +63,7 @@ def unpack(payload: memoryview, old: Bits, kind: Number, steps: Steps = _NUMPY) 
     ranks = {number: _gaps(read, head, len(old)) for number, head in heads.items()}
     by = {number: _differences(read, head, kind) for number, head in heads.items()}
     read.finish()
-    at, order = steps.places(old, ranks, lowest, kind)
+    at, order = _places(old, ranks, lowest, kind)
     if lowest != lowest_exponent(kind.exponents(old[at]), kind):
         raise Corrupt("classes that do not begin where they should")
     return Differences(at.astype(np.uint32), np.concatenate(list(by.values()))[order])
@@ -129,6 +79,29 @@ def lowest_exponent(exponents: Bits, kind: Number) -> int:
     windows = max((1 << min(kind.exponent_bits, 8)) - CLASSES, 0) + 1
     known = np.concatenate([[0], np.cumsum(np.bincount(exponents, minlength=windows + CLASSES - 1))])
     return int(np.argmax(known[CLASSES : CLASSES + windows] - known[:windows])) if windows > 1 else 0
+
+
+def _ranks_of(old: Bits, indices: NDArray[np.uint32], lowest: int, kind: Number) -> Whole:
+    """How many elements of its class are before each of those."""
+    class_of, found = _classes(old, lowest, kind), np.empty(len(indices), np.int64)
+    for number in range(CLASSES):
+        its = class_of[indices] == number
+        if its.any():
+            found[its] = np.searchsorted(np.flatnonzero(class_of == number), indices[its])
+    return found
+
+
+def _places(old: Bits, ranks: dict[int, Whole], lowest: int, kind: Number) -> tuple[Whole, Whole]:
+    """The reverse: ascending places [n], and where in all ranks, one class behind the other, each has its own; Corrupt for ranks of nobody."""
+    class_of, found = _classes(old, lowest, kind), []
+    for number, rank in ranks.items():
+        members = np.flatnonzero(class_of == number)
+        if rank[-1] >= len(members):
+            raise Corrupt(f"gaps that lead behind the last of {len(members)} elements of a class")
+        found.append(members[rank])
+    at = np.concatenate(found)
+    order = np.argsort(at)
+    return at[order], order
 
 
 def _classes(old: Bits, lowest: int, kind: Number) -> NDArray[np.int16]:
