@@ -212,6 +212,25 @@ def test_hostile_payloads_touch_nothing_that_is_not_theirs(flags, tmp_path):
     assert all(int(read) > 0 for read in ran.stdout.split())
 
 
+WATCHED = """
+    import sys, numba, numpy, pytest
+    first_of = numba.njit(boundscheck=False)(lambda elements, place: elements[place])
+    try:
+        sys.exit(f"nobody watches: {first_of(numpy.zeros(1), 4)}")
+    except IndexError:
+        sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "-k", "refuse and numba", "tests/sync/codec/test_kernels.py"]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(JITTED is None, reason="numba is not installed")
+def test_with_numba_hostile_payloads_lead_to_no_place_that_is_not_there(tmp_path):
+    """Damaged ones once more, in a process in which numba holds every place against its array."""
+    watched = os.environ | {"NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(tmp_path)}
+    ran = subprocess.run([sys.executable, "-c", textwrap.dedent(WATCHED)], cwd=ROOT, env=watched, capture_output=True, text=True, timeout=1000)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
 CHOSEN = """
     import sys
     if "{without}":
