@@ -8,5 +8,5 @@ worked on by several threads.
 `numbers` knows element formats, and changes of them as whole numbers. Payloads of a chunk: `raw` and `planes` hold all new elements, `fast` and
 `fast_zstd` how far it is to each changed one and by how much it moved (`streams`), `tight` the same in bits that are counted within elements of one
 exponent; `choose` picks by the sizes that come of it. `kernels` says who computes: C (`native`), numba
-(`jitted`, `loops`) or numpy (`plain`, `plain_tight`, `bits`), the same bytes.
+(`jitted`, `loops`, `tight_loops`) or numpy (`plain`, `plain_tight`, `bits`), the same bytes.
 """

@@ -12,7 +12,7 @@ from bloomery.sync.codec.plain import FAR, Streams
 from bloomery.sync.state_hash import Bits, StateHash, keys_from
 from bloomery.types.errors import Corrupt
 
-_WORDS: Final = 3
+_TIGHT_WORDS: Final = 3
 """Of a change in `tight` at most; and as many as the head of a payload has, and two behind its end."""
 _HEAD_WORDS: Final = 34
 
@@ -50,7 +50,7 @@ class Jitted:
         old, indices, by = (
             np.require(given, of, ["C", "A"]) for given, of in ((old, kind.dtype), (found.indices, np.uint32), (found.by, kind.dtype))
         )
-        words = np.zeros(len(indices) * _WORDS + _HEAD_WORDS, np.uint64)
+        words = np.zeros(len(indices) * _TIGHT_WORDS + _HEAD_WORDS, np.uint64)
         bits = tight_loops.pack(old, indices, by, *_exponent(kind), _turn(kind)[1], words)
         return words.view(np.uint8)[: (bits + 7) // 8].tobytes()
 

@@ -14,16 +14,13 @@ from numba.extending import intrinsic
 _jit: Final = numba.njit(nogil=True, cache=True, boundscheck=False)
 FAR: Final = 255
 HEAD: Final = 8
-CLASSES: Final = 16
-STEPS: Final = 8
-WIDTH: Final = 32
 BLOCK: Final = 256
 """Changes that are settled at a time."""
 WORDS: Final = 8
 """That are compared at a time."""
 AHEAD: Final = 64
 """How many before that their elements are fetched."""
-NOWHERE, BEHIND, LENGTH, PADDING, WIDE, SIZE, ENDS, NUMBER = (-number for number in range(1, 9))
+NOWHERE, BEHIND, LENGTH, PADDING, WIDE, SIZE = (-number for number in range(1, 7))
 
 
 @_jit
@@ -91,7 +88,7 @@ def fetch(_typing, array, _index):
 def settle(old, indices, by, flips, top, one, two, values):
     """New elements from ordered differences, and what they add to both sums of the state hash.
 
-    A block of old ones is read before anything is computed, so that as many as possible are on their way from memory at a time.
+    A block of old ones is read before anything is hashed, so that as many as possible are on their way from memory at a time.
     """
     moved, whole = np.empty(BLOCK, np.uint64), (np.uint64(2) << top) - np.uint64(1)
     added = other = np.uint64(0)

@@ -11,8 +11,7 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
-from bloomery.sync.codec.loops import BEHIND, ENDS, NUMBER, SIZE
-
+# Numba keeps what it compiled for as long as this file stays as it is, so nothing of another one is read here, and some constants are said again.
 _jit: Final = numba.njit(nogil=True, cache=True, boundscheck=False)
 CLASSES: Final = 16
 EXPONENTS: Final = 256
@@ -21,11 +20,13 @@ WIDTH: Final = 32
 COUNT_BITS: Final = 21
 ONES, SIZES, EXCEPTIONS = range(3)
 TILE: Final = 1024
-"""Elements that are counted at a time; a whole number of groups."""
+"""Elements that are counted at a time: whole groups, and at most 255 words, for sums over them have a byte each."""
 GROUP: Final = 8
 """Words of classes, which are bytes, that are looked through one by one."""
-COUNT, FORM, PARAMETER, REST, EMPTY, LOWEST = -9, -10, -11, -12, -13, -14
-_1: Final = np.uint64(1)
+GAP_PARAMETER, FORM, SIZE_PARAMETER, EXCEPTION_COUNT = range(4)
+"""What is told of a class beside its changes."""
+BEHIND, SIZE, ENDS, NUMBER, COUNT, OTHER_FORM, OTHER_PARAMETER, REST, EMPTY, LOWEST = -2, *(-number for number in range(6, 15))
+_ONE: Final = np.uint64(1)
 _LOW_BITS: Final = np.uint64(0x0101010101010101)
 _ALL_BUT_HIGH: Final = np.uint64(0x7F7F7F7F7F7F7F7F)
 _EVEN_BYTES: Final = np.uint64(0x00FF00FF00FF00FF)
@@ -43,7 +44,7 @@ def trailing_zeros(_typing, _number):
 
 @_jit
 def logarithm(number):
-    """The whole part of the binary one."""
+    """The whole part of the binary one, of a number above zero."""
     found = 0
     while number >> (found + 1):
         found += 1
@@ -60,7 +61,7 @@ def parameter(total, numbers):
 @_jit
 def below(width):
     """So many ones; less than 64."""
-    return (_1 << np.uint64(width)) - _1
+    return (_ONE << np.uint64(width)) - _ONE
 
 
 # ---- bits
@@ -72,7 +73,7 @@ def put(words, at, number, width):
     place, shift = at >> 6, np.uint64(at & 63)
     words[place] |= number << shift
     # In two steps: by all 64 nothing is moved.
-    words[place + 1] |= (number >> (np.uint64(63) - shift)) >> _1
+    words[place + 1] |= (number >> (np.uint64(63) - shift)) >> _ONE
     return at + width
 
 
@@ -83,7 +84,7 @@ def put_grown(words, at, number, k):
     if steps < STEPS:
         return put(words, at, below(steps) | (number & below(k)) << np.uint64(steps + 1), steps + 1 + k)
     doublings = logarithm(steps - (STEPS - 1))
-    begin = (np.uint64(STEPS - 1) + (_1 << np.uint64(doublings))) << np.uint64(k)
+    begin = (np.uint64(STEPS - 1) + (_ONE << np.uint64(doublings))) << np.uint64(k)
     at = put(words, at, below(STEPS + doublings), STEPS + doublings + 1)
     return put(words, at, number - begin, k + doublings)
 
@@ -98,7 +99,7 @@ def put_count(words, at, number):
 def ahead(words, at):
     """The next 64 bits."""
     place, shift = at >> 6, np.uint64(at & 63)
-    return words[place] >> shift | words[place + 1] << (np.uint64(63) - shift) << _1
+    return words[place] >> shift | words[place + 1] << (np.uint64(63) - shift) << _ONE
 
 
 @_jit
@@ -148,8 +149,8 @@ def exponent(bits, shift, mask):
 
 
 @_jit
-def class_of(exponent, lowest):
-    return min(max(exponent - lowest, 0), CLASSES - 1)
+def class_of(field, lowest):
+    return min(max(field - lowest, 0), CLASSES - 1)
 
 
 @_jit
@@ -230,7 +231,7 @@ def place_in(word, rank, which):
     """Where among eight the class is for the time that comes behind so many."""
     same = others(word, which) ^ _LOW_BITS
     for _ in range(rank):
-        same &= same - _1
+        same &= same - _ONE
     return np.int64(trailing_zeros(same) >> np.uint64(3))
 
 
@@ -239,8 +240,8 @@ def place_in(word, rank, which):
 
 @_jit
 def pack(old, indices, by, shift, exponent_bits, top, words):
-    """How many bits the payload has; room for three words for each change, and 34, all zero."""
-    mask, whole = below(exponent_bits), (np.uint64(2) << top) - _1
+    """How many bits the payload has, of places that ascend; room for three words for each change, and 34, all zero."""
+    mask, whole = below(exponent_bits), (np.uint64(2) << top) - _ONE
     exponents = np.zeros(EXPONENTS + CLASSES, np.int64)
     for i in range(len(indices)):
         exponents[exponent(old[indices[i]], shift, mask)] += 1
@@ -260,17 +261,17 @@ def pack(old, indices, by, shift, exponent_bits, top, words):
     at = put(words, 0, np.uint64(lowest), 8)
     for which in range(CLASSES):
         at = put(words, at, np.uint64(changes[which] > 0), 1)
-    forms = np.zeros((CLASSES, 4), np.int64)
+    heads = np.zeros((CLASSES, 4), np.int64)
     for which in range(CLASSES):
         if changes[which]:
             its = slice(firsts[which], firsts[which] + changes[which])
-            at = put_head(words, at, gaps[its], sizes[its], forms[which])
+            at = put_head(words, at, gaps[its], sizes[its], heads[which])
     for which in range(CLASSES):
         for i in range(firsts[which], firsts[which] + changes[which]):
-            at = put_grown(words, at, gaps[i], forms[which, 0])
+            at = put_grown(words, at, gaps[i], heads[which, GAP_PARAMETER])
     for which in range(CLASSES):
         its = slice(firsts[which], firsts[which] + changes[which])
-        at = put_sizes(words, at, sizes[its], negative[its], forms[which])
+        at = put_sizes(words, at, sizes[its], negative[its], heads[which])
     return at
 
 
@@ -299,39 +300,39 @@ def count_gaps(old, indices, shift, mask, lowest, firsts, changes, gaps):
 
 
 @_jit
-def put_head(words, at, gaps, sizes, form):
-    """Of a class; `form` becomes the parameter of its gaps, the form of its sizes, the parameter of those, and its exceptions."""
+def put_head(words, at, gaps, sizes, head):
+    """Of a class; `head` becomes what is told of it."""
     exceptions = larger = 0
     for i in range(len(sizes)):
         exceptions += sizes[i] > 1
         larger += max(sizes[i] - 2, 0)
-    form[0], form[2], form[3] = parameter(gaps.sum(), len(gaps)), 0, exceptions
-    form[1] = SIZES if 2 * exceptions > len(sizes) else EXCEPTIONS if exceptions else ONES
-    at = put(words, put_count(words, at, len(sizes)), np.uint64(form[0]), 5)
-    at = put(words, at, np.uint64(form[1]), 2)
-    if form[1] == ONES:
+    head[GAP_PARAMETER], head[SIZE_PARAMETER], head[EXCEPTION_COUNT] = parameter(gaps.sum(), len(gaps)), 0, exceptions
+    head[FORM] = SIZES if 2 * exceptions > len(sizes) else EXCEPTIONS if exceptions else ONES
+    at = put(words, put_count(words, at, len(sizes)), np.uint64(head[GAP_PARAMETER]), 5)
+    at = put(words, at, np.uint64(head[FORM]), 2)
+    if head[FORM] == ONES:
         return at
-    form[2] = parameter(sizes.sum() - len(sizes), len(sizes)) if form[1] == SIZES else parameter(larger, exceptions)
-    at = put(words, at, np.uint64(form[2]), 5)
-    return put_count(words, at, exceptions) if form[1] == EXCEPTIONS else at
+    head[SIZE_PARAMETER] = parameter(sizes.sum() - len(sizes), len(sizes)) if head[FORM] == SIZES else parameter(larger, exceptions)
+    at = put(words, at, np.uint64(head[SIZE_PARAMETER]), 5)
+    return put_count(words, at, exceptions) if head[FORM] == EXCEPTIONS else at
 
 
 @_jit
-def put_sizes(words, at, sizes, negative, form):
+def put_sizes(words, at, sizes, negative, head):
     for i in range(len(sizes)):
         at = put(words, at, negative[i], 1)
-    if form[1] == SIZES:
+    if head[FORM] == SIZES:
         for i in range(len(sizes)):
-            at = put_grown(words, at, sizes[i] - 1, form[2])
-    elif form[1] == EXCEPTIONS:
-        k, following = parameter(len(sizes) - form[3], form[3]), 0
+            at = put_grown(words, at, sizes[i] - 1, head[SIZE_PARAMETER])
+    elif head[FORM] == EXCEPTIONS:
+        k, following = parameter(len(sizes) - head[EXCEPTION_COUNT], head[EXCEPTION_COUNT]), 0
         for i in range(len(sizes)):
             if sizes[i] > 1:
                 at = put_grown(words, at, i - following, k)
                 following = i + 1
         for i in range(len(sizes)):
             if sizes[i] > 1:
-                at = put_grown(words, at, sizes[i] - 2, form[2])
+                at = put_grown(words, at, sizes[i] - 2, head[SIZE_PARAMETER])
     return at
 
 
@@ -344,10 +345,10 @@ def unpack(words, end, old, shift, exponent_bits, top, indices, by):
         return those
     if those == 0:
         return np.int64(EMPTY)
-    changes, forms = np.zeros(CLASSES, np.int64), np.zeros((CLASSES, 4), np.int64)
+    changes, heads = np.zeros(CLASSES, np.int64), np.zeros((CLASSES, 4), np.int64)
     for which in range(CLASSES):
         if those >> which & 1:
-            changes[which], at = get_head(words, at, end, forms[which])
+            changes[which], at = get_head(words, at, end, heads[which])
             if changes[which] < 0:
                 return changes[which]
     total = changes.sum()
@@ -356,12 +357,12 @@ def unpack(words, end, old, shift, exponent_bits, top, indices, by):
     firsts, ranks, moved = np.cumsum(changes) - changes, np.empty(total, np.int64), np.empty(total, by.dtype)
     for which in range(CLASSES):
         if changes[which]:
-            at = get_ranks(words, at, end, len(old), forms[which], ranks[firsts[which] : firsts[which] + changes[which]])
+            at = get_ranks(words, at, end, len(old), heads[which], ranks[firsts[which] : firsts[which] + changes[which]])
             if at < 0:
                 return at
     for which in range(CLASSES):
         if changes[which]:
-            at = get_sizes(words, at, end, forms[which], top, moved[firsts[which] : firsts[which] + changes[which]])
+            at = get_sizes(words, at, end, heads[which], top, moved[firsts[which] : firsts[which] + changes[which]])
             if at < 0:
                 return at
     if end - at >= 8 or ahead(words, at) & below(end - at):
@@ -370,60 +371,60 @@ def unpack(words, end, old, shift, exponent_bits, top, indices, by):
 
 
 @_jit
-def get_head(words, at, end, form):
-    """The changes of a class, or why there can be none, and where the next head is; `form` as in `put_head`."""
+def get_head(words, at, end, head):
+    """The changes of a class, or why there can be none, and where the next head is; `head` becomes what is told beside."""
     changes, at = get_count(words, at, end)
     if changes < 0:
         return changes, end
-    form[0], at = get(words, at, end, 5)
-    form[1], at = get(words, at, end, 2)
-    if form[1] < 0:
-        return form[1], end
-    if form[1] > EXCEPTIONS:
-        return np.int64(FORM), end
-    if form[1] != ONES:
-        form[2], at = get(words, at, end, 5)
-        if form[2] < 0:
-            return form[2], end
-    if form[1] == EXCEPTIONS:
-        form[3], at = get_count(words, at, end)
-        if form[3] < 0:
-            return form[3], end
-        if 2 * form[3] > changes:
-            return np.int64(FORM), end
+    head[GAP_PARAMETER], at = get(words, at, end, 5)
+    head[FORM], at = get(words, at, end, 2)
+    if head[FORM] < 0:
+        return head[FORM], end
+    if head[FORM] > EXCEPTIONS:
+        return np.int64(OTHER_FORM), end
+    if head[FORM] != ONES:
+        head[SIZE_PARAMETER], at = get(words, at, end, 5)
+        if head[SIZE_PARAMETER] < 0:
+            return head[SIZE_PARAMETER], end
+    if head[FORM] == EXCEPTIONS:
+        head[EXCEPTION_COUNT], at = get_count(words, at, end)
+        if head[EXCEPTION_COUNT] < 0:
+            return head[EXCEPTION_COUNT], end
+        if 2 * head[EXCEPTION_COUNT] > changes:
+            return np.int64(OTHER_FORM), end
     return changes, at
 
 
 @_jit
-def get_ranks(words, at, end, most, form, ranks):
+def get_ranks(words, at, end, most, head, ranks):
     """Ascending places among the elements of a class, and where the next number is, or why there is none."""
     following = 0
     for i in range(len(ranks)):
-        gap, at = get_grown(words, at, end, form[0], most)
+        gap, at = get_grown(words, at, end, head[GAP_PARAMETER], most)
         if gap < 0:
             return gap
         ranks[i] = following + gap
         following = ranks[i] + 1
         if following > most:
             return np.int64(BEHIND)
-    return at if parameter(following - len(ranks), len(ranks)) == form[0] else np.int64(PARAMETER)
+    return at if parameter(following - len(ranks), len(ranks)) == head[GAP_PARAMETER] else np.int64(OTHER_PARAMETER)
 
 
 @_jit
-def get_sizes(words, at, end, form, top, moved):
+def get_sizes(words, at, end, head, top, moved):
     """By how much the elements of a class move, and where the next number is, or why there is none."""
-    most = np.int64(_1 << top)
+    most = np.int64(_ONE << top)
     if at + len(moved) > end:
         return np.int64(ENDS)
     for i in range(len(moved)):
         # 1, or the largest there is, which is one less than none.
-        moved[i] = _1 - np.uint64(2) * (words[(at + i) >> 6] >> np.uint64((at + i) & 63) & _1)
+        moved[i] = _ONE - np.uint64(2) * (words[(at + i) >> 6] >> np.uint64((at + i) & 63) & _ONE)
     at += len(moved)
     total = 0
-    if form[1] == SIZES:
+    if head[FORM] == SIZES:
         larger = 0
         for i in range(len(moved)):
-            beyond, at = get_grown(words, at, end, form[2], most - 1)
+            beyond, at = get_grown(words, at, end, head[SIZE_PARAMETER], most - 1)
             if beyond < 0:
                 return beyond
             if not resized(moved, i, 1 + beyond, most):
@@ -431,30 +432,30 @@ def get_sizes(words, at, end, form, top, moved):
             total += beyond
             larger += beyond > 0
         if 2 * larger <= len(moved):
-            return np.int64(FORM)
-        return at if parameter(total, len(moved)) == form[2] else np.int64(PARAMETER)
-    if form[1] != EXCEPTIONS:
+            return np.int64(OTHER_FORM)
+        return at if parameter(total, len(moved)) == head[SIZE_PARAMETER] else np.int64(OTHER_PARAMETER)
+    if head[FORM] != EXCEPTIONS:
         return at
     # Their places are read twice: sizes stand behind all of them.
-    k, places = parameter(len(moved) - form[3], form[3]), at
-    for _ in range(form[3]):
+    k, places = parameter(len(moved) - head[EXCEPTION_COUNT], head[EXCEPTION_COUNT]), at
+    for _ in range(head[EXCEPTION_COUNT]):
         gap, at = get_grown(words, at, end, k, len(moved))
         if gap < 0:
             return gap
     i = 0
-    for _ in range(form[3]):
+    for _ in range(head[EXCEPTION_COUNT]):
         gap, places = get_grown(words, places, end, k, len(moved))
         i += gap
         if i >= len(moved):
             return np.int64(BEHIND)
-        beyond, at = get_grown(words, at, end, form[2], most - 2)
+        beyond, at = get_grown(words, at, end, head[SIZE_PARAMETER], most - 2)
         if beyond < 0:
             return beyond
         if not resized(moved, i, 2 + beyond, most):
             return np.int64(SIZE)
         total += beyond
         i += 1
-    return at if parameter(total, form[3]) == form[2] else np.int64(PARAMETER)
+    return at if parameter(total, head[EXCEPTION_COUNT]) == head[SIZE_PARAMETER] else np.int64(OTHER_PARAMETER)
 
 
 @_jit
@@ -489,14 +490,14 @@ def spread(old, shift, exponent_bits, lowest, firsts, changes, ranks, moved, ind
                 word, rest = passed(words, word, ranks[entry[which]] - before, pattern)
                 before = ranks[entry[which]] - rest
                 place = 8 * word + place_in(words[word], rest, pattern)
-                hits[place >> 6] |= _1 << np.uint64(place & 63)
+                hits[place >> 6] |= _ONE << np.uint64(place & 63)
                 here[place] = moved[entry[which]]
                 entry[which] += 1
             seen[which] = following
         for word in range(len(hits)):
             while hits[word]:
                 place = 64 * word + np.int64(trailing_zeros(hits[word]))
-                hits[word] &= hits[word] - _1
+                hits[word] &= hits[word] - _ONE
                 indices[out], by[out] = start + place, here[place]
                 exponents[exponent(old[start + place], shift, mask)] += 1
                 out += 1

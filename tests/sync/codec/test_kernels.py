@@ -1,4 +1,4 @@
-"""Whatever computes, the same bytes come of it, and the same is refused; in C nothing outside of what was allocated is touched."""
+"""Whatever computes, the same bytes come of it, and the same is refused; in C and with numba nothing outside of what was allocated is touched."""
 
 import os
 import shutil
@@ -127,11 +127,12 @@ def test_elements_at_odd_addresses_are_read(kernels):
 
 
 @OTHERS
-@pytest.mark.parametrize("name", ["BF16", "U8", "F32", "F16", "F64"])
+@pytest.mark.parametrize("name", ["BF16", "U8", "F8_E5M2", "F32", "F16", "F64"])
 def test_they_refuse_what_numpy_refuses_and_read_what_it_reads(kernels, name):
     kind, rng = NUMBERS[name], np.random.default_rng(3)
-    for share in (0.02, 0.4):
-        old, new = weights(kind, 700, share=share)
+    # The second goes through several tiles of elements, and blocks of changes.
+    for count, share in ((700, 0.02), (2500, 0.3)):
+        old, new = weights(kind, count, share=share)
         found = PLAIN.find(old, new, kind)
         given = [(fast.encode_differences(*found, len(old), kind), _decode)]
         given += [(PLAIN.pack_tight(old, found, kind), _decode_tight)] if tight.possible(kind) else []
