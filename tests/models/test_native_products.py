@@ -59,6 +59,20 @@ def test_neither_rows_beside_it_nor_threads_change_a_row(threads):
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("rows", [8, 9, 13, 50, 96, 97, 200])
+@pytest.mark.parametrize("inputs", [1023, 1024, 2500])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_inputs_that_are_taken_in_pieces_make_the_chain_of_those_that_are_not(rows, inputs, threads):
+    # Rows a page apart, which the nearest cache does not hold together.
+    x_RI, w_OI = noise(rows, 3072, seed=rows)[:, 17 : 17 + inputs], noise(72, inputs, seed=1)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        assert torch.equal(product(x_RI, packed(w_OI)), product(x_RI, w_OI))
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_rows_and_matrices_that_do_not_lie_in_one_piece_are_read_where_they_lie():
     wide_RI, tall_OI = noise(9, 80), noise(40, 90, seed=1)
     assert torch.equal(product(wide_RI[:, 8:72], tall_OI[:, 13:77]), chain(wide_RI[:, 8:72], tall_OI[:, 13:77]))
