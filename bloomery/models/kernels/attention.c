@@ -19,6 +19,8 @@
 #endif
 /* Places whose keys, or values, are in the cache at a time. */
 #define NEAR 256
+/* Floats of a line of the cache. */
+#define LINE 16
 #define MIN(a, b) ((a) < (b) ? (a) : (b))
 #define MAX(a, b) ((a) > (b) ? (a) : (b))
 
@@ -107,15 +109,41 @@ static inline places seen_by_all(int queries, const query *of, places among) {
     return among;
 }
 
+/* Keys, or values, that are read after those that are read now. */
+typedef struct {
+    sequence of;
+    places left;
+} ahead;
+
+/* Brings the next `count` of them into the cache that a processor has for itself. They lie in pages of their own, whose first lines memory takes longer
+   to find than a few queries take to read all of them. */
+static inline void bring(ahead *next, int64_t count, int64_t dim) {
+    for (; count > 0 && next->left.first <= next->left.last; count--, next->left.first++) {
+        const float *near = origin(next->of, next->left.first) + next->left.first * next->of.by.place;
+        for (int64_t i = 0; i < dim; i += LINE) __builtin_prefetch(near + i, 0, 2);
+    }
+}
+
+/* Of places that are read NEAR at a time: those behind `among`, or else what follows the last of them. */
+static inline ahead behind(sequence of, places among, places all, ahead follows) {
+    return among.last < all.last ? (ahead){of, {among.last + 1, MIN(among.last + NEAR, all.last)}} : follows;
+}
+
+/* The first that are read of places. */
+static inline places first_of(places all) { return (places){all.first, MIN(all.first + NEAR - 1, all.last)}; }
+
 /* Scores of a tile of queries, a constant number: what all of them see they read together, and the rest by themselves. */
 static inline __attribute__((always_inline)) void score_tile(
-    const int queries, const query *of, places among, sequence keys, int64_t dim) {
+    const int queries, const query *of, places among, sequence keys, int64_t dim, ahead *next) {
     const int count = LANES / queries;
     const places common = seen_by_all(queries, of, among);
     for (int64_t place = common.first; place <= common.last;) {
         const int64_t last = neighbours(keys, place, common.last);
         const float *near = origin(keys, place);
-        for (; place + count - 1 <= last; place += count) score(queries, count, of, near, keys.by.place, place, dim);
+        for (; place + count - 1 <= last; place += count) {
+            bring(next, count, dim);
+            score(queries, count, of, near, keys.by.place, place, dim);
+        }
         for (; place <= last; place++) score(queries, 1, of, near, keys.by.place, place, dim);
     }
     for (int each = 0; each < queries; each++) {
@@ -127,43 +155,48 @@ static inline __attribute__((always_inline)) void score_tile(
     }
 }
 
-/* Adds to `gathered` the values of neighbouring places times the weights of `queries`; that and `groups` of lanes are constants. */
+/* Adds to `gathered` the values of neighbouring places times the weights of `queries`; that and `groups` of lanes are constants. Brings `next` of
+   `dim` floats near, which may be none. */
 static inline __attribute__((always_inline)) void gather(
-    const int queries, const int groups, const query *of, lanes *gathered, sequence values, int64_t i, int64_t first, int64_t last) {
+    const int queries, const int groups, const query *of, lanes *gathered, sequence values, int64_t i, int64_t first, int64_t last, ahead *next,
+    int64_t dim) {
     for (int64_t place = first; place <= last;) {
         const int64_t end = neighbours(values, place, last);
         const float *near = origin(values, place) + i;
-        for (; place <= end; place++)
+        for (; place <= end; place++) {
+            bring(next, 1, dim);
             for (int group = 0; group < groups; group++) {
                 const lanes value = at(near + place * values.by.place + group * LANES);
                 for (int each = 0; each < queries; each++) gathered[each * groups + group] += of[each].scores[place - of[each].first] * value;
             }
+        }
     }
 }
 
 /* What a tile of queries gathers of `groups` of lanes, beside what it has gathered before; in the order of the places for each. */
 static inline __attribute__((always_inline)) void gather_tile(
-    const int queries, const int groups, const query *of, places among, sequence values, int64_t i) {
+    const int queries, const int groups, const query *of, places among, sequence values, int64_t i, ahead *next, int64_t dim) {
     lanes gathered[LANES];
+    ahead nothing = {{0}, {0, -1}};
     const places common = seen_by_all(queries, of, among);
     for (int each = 0; each < queries; each++) {
         const places own = seen(of + each, among);
         for (int group = 0; group < groups; group++) gathered[each * groups + group] = at(of[each].out + i + group * LANES);
-        gather(1, groups, of + each, gathered + each * groups, values, i, own.first, MIN(common.first - 1, own.last));
+        gather(1, groups, of + each, gathered + each * groups, values, i, own.first, MIN(common.first - 1, own.last), &nothing, dim);
     }
-    gather(queries, groups, of, gathered, values, i, common.first, common.last);
+    gather(queries, groups, of, gathered, values, i, common.first, common.last, next, dim);
     for (int each = 0; each < queries; each++) {
         const places own = seen(of + each, among);
-        gather(1, groups, of + each, gathered + each * groups, values, i, MAX(common.last + 1, MAX(common.first, own.first)), own.last);
+        gather(1, groups, of + each, gathered + each * groups, values, i, MAX(common.last + 1, MAX(common.first, own.first)), own.last, &nothing, dim);
         for (int group = 0; group < groups; group++) put(of[each].out + i + group * LANES, gathered[each * groups + group]);
     }
 }
 
-static inline __attribute__((always_inline)) void gather_all(const int queries, const query *of, places among, sequence values, int64_t dim) {
+static inline __attribute__((always_inline)) void gather_all(const int queries, const query *of, places among, sequence values, int64_t dim, ahead *next) {
     const int groups = LANES / queries;
     int64_t i = 0;
-    for (; i + groups * LANES <= dim; i += groups * LANES) gather_tile(queries, groups, of, among, values, i);
-    for (; i < dim; i += LANES) gather_tile(queries, 1, of, among, values, i);
+    for (; i + groups * LANES <= dim; i += groups * LANES) gather_tile(queries, groups, of, among, values, i, next, dim);
+    for (; i < dim; i += LANES) gather_tile(queries, 1, of, among, values, i, next, dim);
 }
 
 #define TILES(call)                                                              \
@@ -173,15 +206,16 @@ static inline __attribute__((always_inline)) void gather_all(const int queries, 
         else if (queries - done >= 2) { call(2, own); done += 2; }               \
         else { call(1, own); done++; }                                           \
     }
-#define SCORE(number, own) score_tile(number, own, among, keys, dim)
-#define GATHER(number, own) gather_all(number, own, among, values, dim)
+#define SCORE(number, own) score_tile(number, own, among, keys, dim, &next)
+#define GATHER(number, own) gather_all(number, own, among, values, dim, &next)
 
-/* Queries that share keys, NEAR places after the other: they stay in the cache until all have read them. */
-static void attend_together(query *of, int64_t queries, sequence keys, sequence values, int64_t dim) {
+/* Queries that share keys, NEAR places after the other: they stay in the cache until all have read them. `follows` is read after the last values. */
+static void attend_together(query *of, int64_t queries, sequence keys, sequence values, int64_t dim, ahead follows) {
     places all_seen = {of[0].first, of[0].last};
     for (int64_t each = 1; each < queries; each++) all_seen = (places){MIN(all_seen.first, of[each].first), MAX(all_seen.last, of[each].last)};
     for (places among = {all_seen.first}; among.first <= all_seen.last; among.first += NEAR) {
         among.last = MIN(among.first + NEAR - 1, all_seen.last);
+        ahead next = behind(keys, among, all_seen, (ahead){values, first_of(all_seen)});
         TILES(SCORE)
     }
     for (int64_t each = 0; each < queries; each++) {
@@ -190,6 +224,7 @@ static void attend_together(query *of, int64_t queries, sequence keys, sequence 
     }
     for (places among = {all_seen.first}; among.first <= all_seen.last; among.first += NEAR) {
         among.last = MIN(among.first + NEAR - 1, all_seen.last);
+        ahead next = behind(values, among, all_seen, follows);
         TILES(GATHER)
     }
     for (int64_t each = 0; each < queries; each++)
@@ -201,6 +236,24 @@ static inline sequence of_slot(const float *storage, strides by, int64_t head, c
     storage += head * by.head;
     return tables ? (sequence){storage, by, tables + slot * table} : (sequence){storage + slot * by.place, by, 0};
 }
+
+/* Some tokens of a span, up to `stop`, and the head of keys and values that they see. */
+typedef struct {
+    span of;
+    int64_t first, stop, kv_head;
+} unit;
+
+static inline int64_t units_of(span of, int64_t tokens) { return (of.count + tokens - 1) / tokens; }
+
+/* The unit with this number of all, with so many tokens at most; of some tokens one for each head after the other. */
+static inline unit unit_at(const span *spans, int64_t number, int64_t tokens, int64_t kv_heads) {
+    int64_t block = number / kv_heads;
+    for (; block >= units_of(*spans, tokens); spans++) block -= units_of(*spans, tokens);
+    return (unit){*spans, block * tokens, MIN(spans->count, (block + 1) * tokens), number % kv_heads};
+}
+
+/* The first place that a token at `place` sees. */
+static inline int64_t first_seen(int64_t place, int64_t window) { return window ? MAX(0, place - window + 1) : 0; }
 
 /* Every token of the spans attends to its sequence up to itself, or to the last `window` places of it; `logs` [rows, heads] gets the logarithms of
    the sums of exponentials, and may be NULL. `tables` has `table` numbers of blocks for each slot; where it is NULL a slot is a first place. `scratch`
@@ -214,10 +267,10 @@ void attend(
     const span *of = (const span *)spans;
     const strides k = *(const strides *)key_strides, v = *(const strides *)value_strides;
     const int64_t group = heads / kv_heads, tokens = group >= TOGETHER ? 1 : TOGETHER / group, most = tokens * group;
-    int64_t blocks = 0, longest = 0, pairs = 0;
+    int64_t units = 0, longest = 0, pairs = 0;
     for (int64_t each = 0; each < count; each++) {
         const int64_t stop = of[each].start + of[each].count;
-        blocks += (of[each].count + tokens - 1) / tokens;
+        units += units_of(of[each], tokens) * kv_heads;
         longest = MAX(longest, stop);
         pairs += stop * of[each].count;
     }
@@ -227,21 +280,25 @@ void attend(
         float *own = scratch + omp_get_thread_num() * most * (room + dim);
         query queries[most];
 #pragma omp for schedule(dynamic)
-        for (int64_t unit = 0; unit < blocks * kv_heads; unit++) {
-            const int64_t kv_head = unit % kv_heads;
-            int64_t block = unit / kv_heads, each = 0;
-            for (; block >= (of[each].count + tokens - 1) / tokens; each++) block -= (of[each].count + tokens - 1) / tokens;
+        for (int64_t number = 0; number < units; number++) {
+            const unit now = unit_at(of, number, tokens, kv_heads);
             int64_t found = 0;
-            for (int64_t token = block * tokens; token < MIN(of[each].count, (block + 1) * tokens); token++)
+            for (int64_t token = now.first; token < now.stop; token++)
                 for (int64_t member = 0; member < group; member++, found++) {
-                    const int64_t head = kv_head * group + member, row = of[each].row + token, place = of[each].start + token;
+                    const int64_t head = now.kv_head * group + member, row = now.of.row + token, place = now.of.start + token;
                     float *scaled = own + most * room + found * dim;
                     for (int64_t i = 0; i < dim; i += LANES) put(scaled + i, at(q + row * q_row + head * q_head + i) * scale);
-                    queries[found] = (query){scaled, out + (row * heads + head) * dim, own + found * room, window ? MAX(0, place - window + 1) : 0, place,
+                    queries[found] = (query){scaled, out + (row * heads + head) * dim, own + found * room, first_seen(place, window), place,
                                              logs ? logs + row * heads + head : 0, 0};
                 }
-            attend_together(queries, found, of_slot(keys, k, kv_head, tables, table, of[each].slot),
-                            of_slot(values, v, kv_head, tables, table, of[each].slot), dim);
+            ahead follows = {{0}, {0, -1}};
+            if (number + 1 < units) {
+                const unit next = unit_at(of, number + 1, tokens, kv_heads);
+                const places its = {first_seen(next.of.start + next.first, window), next.of.start + next.stop - 1};
+                follows = (ahead){of_slot(keys, k, next.kv_head, tables, table, next.of.slot), first_of(its)};
+            }
+            attend_together(queries, found, of_slot(keys, k, now.kv_head, tables, table, now.of.slot),
+                            of_slot(values, v, now.kv_head, tables, table, now.of.slot), dim, follows);
         }
     }
 }
