@@ -57,7 +57,8 @@ class KeyValueCache:
     """Compact slots, and blocks that come and go with the tokens of who holds them.
 
     Places that nobody wrote hold zeros: attention masks them, but a NaN left behind by another sample would pass through the mask.
-    Storage grows to twice as many blocks, within `cache_tokens` places in all, or by what is needed where one sample that runs alone needs more.
+    There are twice as many blocks when more are needed, within `cache_tokens` places in all, or more by what is needed where one sample that runs alone
+    needs more. Storage has room for all of `cache_tokens` from the first on where memory is taken when it is touched, and else moves to twice as much.
     What is kept of sequences that have left takes `kept_tokens` of these places at most, and makes room for those who run.
     """
 
@@ -275,7 +276,8 @@ class KeyValueCache:
 
     def _resize(self, capacity: int) -> None:
         """Have more blocks."""
-        self._move(capacity, slice(0, max(self._blocks.held, default=NOBODYS) + 1))
+        if capacity >= self.keys_NBKPE.shape[1]:
+            self._move(capacity, slice(0, max(self._blocks.held, default=NOBODYS) + 1))
         self._blocks.grow(capacity)
 
     def _shrink(self) -> None:
@@ -290,7 +292,10 @@ class KeyValueCache:
     # Steps are computed in inference mode, but what is made for longer is written to outside of it as well.
     @torch.inference_mode(False)
     def _move(self, capacity: int, blocks: slice | list[int]) -> None:
-        """Into storage for so many blocks, nobody's not counted, from the places of these."""
+        """Into storage for so many blocks at least, nobody's not counted, from the places of these."""
+        if self._device.type == "cpu":
+            # All that there may be: what nobody has touched takes no memory, and then nothing is copied while streams wait.
+            capacity = max(capacity, self._most_blocks)
         # One after the other: the old and the new form of all never exist together.
         self.keys_NBKPE = _moved(self.keys_NBKPE, capacity + 1, blocks)
         self.values_NBKPE = _moved(self.values_NBKPE, capacity + 1, blocks)

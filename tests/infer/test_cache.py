@@ -157,7 +157,19 @@ def test_storage_stays_within_the_bound_but_for_one_who_needs_more(samples, leng
         cache.place(sample := sample_of(number))
         cache.advance(sample, length)
     needed, bound = samples * blocks_for(length), (1 << 13) // BLOCK_PLACES
-    assert needed <= cache.keys_NBKPE.shape[1] - 1 == cache._blocks.capacity <= max(bound, 5 * needed // 4)
+    assert needed <= cache._blocks.capacity <= cache.keys_NBKPE.shape[1] - 1 <= max(bound, 5 * needed // 4)
+
+
+def test_storage_moves_for_one_who_needs_more_than_the_bound_and_for_nobody_else():
+    cache = KeyValueCache(CONFIG, dtype=torch.float32, cache_tokens=1 << 16)
+    cache.place(sample := sample_of(0))
+    places = []
+    for length in (1, 1 << 10, 1 << 14, 1 << 16, 1 << 17):
+        write(cache, sample, [length % 997] * (length - sample.cached))
+        places.append((cache.storage.keys, cache.storage.values))
+    assert len(set(places[:-1])) == 1
+    assert places[-1] != places[0]
+    assert read(cache, sample.blocks)[[0, 1, 1 << 10, 1 << 14, 1 << 16]].tolist() == [length % 997 for length in (1, 1 << 10, 1 << 14, 1 << 16, 1 << 17)]
 
 
 def test_memory_that_only_what_is_kept_still_needs_is_given_back_and_its_contents_stay():
@@ -171,7 +183,7 @@ def test_memory_that_only_what_is_kept_still_needs_is_given_back_and_its_content
     cache.release(small)
     cache.release(large)
     (kept,) = cache.kept
-    assert cache.keys_NBKPE.shape[1] == 1 + blocks_for(200)
+    assert cache._blocks.capacity == blocks_for(200)
     assert read(cache, begin(cache, kept, 2, 190).blocks)[:191].tolist() == [*range(1, 191), 0]
 
 
