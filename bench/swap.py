@@ -4,7 +4,8 @@
 peer. `server`: streams of a deployment of a live server while a run steps, and the time from `optim_step` to the first token of what it gave; who
 reads them is another process than who steps, as other clients are. Gaps are between two tokens of one stream, as its reader sees them; the first
 token of a stream ends no gap. `gap_at_swaps_ms` is the longest of any stream from asking for a swap to one step behind its first token, in the
-median of the swaps, and `gap_before_swaps_ms` that of as long a time just before: what it grows by is to be less than a step and a flip. A server's
+median of the swaps, and `gap_before_swaps_ms` that of as long a time just before: what it grows by is to be less than a step and a flip. Streams of
+an engine end seldom (`--tokens`): all begin anew at once, and a step with the prompts of some is a gap of the others that no swap makes. A server's
 swap is asked for by `optim_step`, so that training and publishing count too; `gap_at_moves_ms` is from promoting what is published to one step
 behind the first token of a prompt that nobody has read. That prompt makes every stream wait, swap or none: `gap_at_requests_ms` is of as long a time
 up to one step behind the first token of another such prompt, before each swap, and what `gap_at_moves_ms` is longer by is what streams feel of the
@@ -81,7 +82,7 @@ def main() -> None:
 def _arguments() -> argparse.Namespace:
     parser = parser_of(__doc__)
     parser.add_argument("--sizes", nargs="*", default=["tiny", "5M"], choices=["tiny", *SHAPES])
-    for name, value in (("streams", 8), ("tokens", 200), ("threads", 1), ("swaps", 12)):
+    for name, value in (("streams", 8), ("tokens", 800), ("threads", 1), ("swaps", 12)):
         parser.add_argument(f"--{name}", type=int, default=value)
     for name, seconds in (("seconds", 8.0), ("every", 0.5)):
         parser.add_argument(f"--{name}", type=float, default=seconds)
