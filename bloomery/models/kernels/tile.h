@@ -167,14 +167,18 @@ static inline void transpose(lanes v[LANES]) {
     }
 }
 
-/* Up to PANEL outputs of a matrix whose rows they are, as a panel in one piece, with zeros behind the last. */
+/* Up to PANEL outputs of a matrix whose rows they are, as a panel in one piece, with zeros behind the last. Brings those of the next panel near
+   meanwhile: of short rows each is over before the processor has found out that it is read in order. */
 static void pack_panel(float *to, const float *from, int64_t row, int64_t outputs, int64_t inputs) {
     const int64_t whole = outputs / LANES * LANES, pieces = inputs / LANES * LANES;
     if (outputs < PANEL) memset(to, 0, PANEL * inputs * sizeof(float));
     for (int64_t output = 0; output < whole; output += LANES)
         for (int64_t i = 0; i < pieces; i += LANES) {
             lanes block[LANES];
-            for (int each = 0; each < LANES; each++) block[each] = at(from + (output + each) * row + i);
+            const float *first = from + output * row + i;
+            if (i % LINE == 0)
+                for (int each = 0; each < LANES; each++) __builtin_prefetch(first + (PANEL + each) * row, 0, 2);
+            for (int each = 0; each < LANES; each++) block[each] = at(first + each * row);
             transpose(block);
             for (int column = 0; column < LANES; column++) put(to + (i + column) * PANEL + output, block[column]);
         }
