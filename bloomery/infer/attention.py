@@ -92,11 +92,12 @@ def _gathered(storage_BKPE: Tensor, heads_SKM: Tensor, keys: int, dim: int) -> T
     return found.view(*heads_SKM.shape[:2], -1, storage_BKPE.shape[3])[:, :, :keys, :dim]
 
 
-class _CachedAttention(ABC):
+class CachedAttention(ABC):
     """Attention of the rows of some spans to what the cache holds of their sequences; rows between spans get zeros, or someone's numbers."""
 
     def __init__(self, cache: KeyValueCache, spans: Sequence[Span], form: Form) -> None:
         self._cache, self._spans, self._form = cache, spans, form
+        self.storage = cache.storage
 
     def __call__(self, place: int, q_RHE: Tensor, k_RKE: Tensor, v_RKE: Tensor, window: int | None) -> Tensor:
         """Put keys and values into the cache, and attend."""
@@ -114,6 +115,15 @@ class _CachedAttention(ABC):
     @abstractmethod
     def _by_torch(self, q_RHE: Tensor, k_RKE: Tensor, layers: tuple[Tensor, Tensor], window: int | None) -> Tensor:
         """Attend to what layers [B, K, P, E] hold, in which there are as many keys as in the rows."""
+
+    @abstractmethod
+    def recur(self, place: int, mixer: Recurrence, rows_RX: Tensor) -> Tensor:
+        """What rows read of the states of a layer, which go on by them."""
+
+    def kept(self) -> tuple[Tensor, Tensor]:
+        """Keys and values of the fed tokens in all layers, as the cache has them now."""
+        blocks_F, places_F = self._fed.blocks_F, self._fed.places_F
+        return self._cache.keys_NBKPE[:, blocks_F, :, places_F], self._cache.values_NBKPE[:, blocks_F, :, places_F]
 
     @cached_property
     def spans(self) -> Spans:
@@ -139,7 +149,7 @@ class _Team(NamedTuple):
     masks: _Masks
 
 
-class ChunkAttention(_CachedAttention):
+class ChunkAttention(CachedAttention):
     """Prefill: each span attends to its own sequence, up to itself."""
 
     def __init__(self, cache: KeyValueCache, spans: Sequence[Span], form: Form) -> None:
@@ -187,12 +197,11 @@ class ChunkAttention(_CachedAttention):
         return _Team(_index(rows, device), self._cache.table([span.slot for span in spans], keys), len(spans), keys, masks)
 
 
-class StepAttention(_CachedAttention):
+class StepAttention(CachedAttention):
     """Decode: one query row per sample."""
 
     def __init__(self, cache: KeyValueCache, spans: Sequence[Span], rows: int, form: Form) -> None:
         super().__init__(cache, spans, form)
-        self.storage = cache.storage
         self._rows = rows
         self._length = form.keys(max(span.stop for span in spans))
         self._masks = _Masks(self._mask)

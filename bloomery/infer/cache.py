@@ -57,8 +57,8 @@ class KeyValueCache:
     """Compact slots, and blocks that come and go with the tokens of who holds them.
 
     Places that nobody wrote hold zeros: attention masks them, but a NaN left behind by another sample would pass through the mask.
-    There are twice as many blocks when more are needed, within `cache_tokens` places in all, or more by what is needed where one sample that runs alone
-    needs more. Storage has room for all of `cache_tokens` from the first on where memory is taken when it is touched, and else moves to twice as much.
+    There are twice as many blocks when more are needed, within `cache_tokens` places in all, or more by what is needed where one sample that runs
+    alone needs more. On a CPU, where memory is taken when it is touched, storage has room for all of `cache_tokens` from the first on; else it moves.
     What is kept of sequences that have left takes `kept_tokens` of these places at most, and makes room for those who run.
     """
 

@@ -10,7 +10,7 @@ from weakref import ReferenceType, ref
 import torch
 from torch import Tensor
 
-from bloomery.infer.attention import StepAttention
+from bloomery.infer.attention import CachedAttention
 from bloomery.models.adapters import AdapterRows
 from bloomery.models.bank import Bank
 from bloomery.models.decoder import Decoder
@@ -21,7 +21,7 @@ from bloomery.models.gpu import attention as gpu_attention
 class CapturedStep:
     """A graph, what it reads anew each time, and where it leaves the hidden states. `pool` is memory of graphs that run one after the other."""
 
-    def __init__(self, decoder: Decoder, tokens_R: Tensor, positions_R: Tensor, attention: StepAttention, adapters: AdapterRows, pool: Any) -> None:
+    def __init__(self, decoder: Decoder, tokens_R: Tensor, positions_R: Tensor, attention: CachedAttention, adapters: AdapterRows, pool: Any) -> None:
         self.weights: tuple[ReferenceType[Any], ...] = tuple(ref(each) for each in weights_of(decoder, adapters))
         self.proved = False
         # What is stacked for the graph stays where it is for as long as its adapters live; it keeps none of them alive.
@@ -42,7 +42,7 @@ class CapturedStep:
                 self._graph.capture_end()
         current.wait_stream(beside)
 
-    def again(self, decoder: Decoder, tokens_R: Tensor, positions_R: Tensor, attention: StepAttention) -> Tensor:
+    def again(self, decoder: Decoder, tokens_R: Tensor, positions_R: Tensor, attention: CachedAttention) -> Tensor:
         """With other tokens."""
         self._tokens_R.copy_(tokens_R)
         self._positions_R.copy_(positions_R)

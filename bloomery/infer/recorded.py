@@ -1,12 +1,12 @@
-"""Decode steps that are computed by programs (`models/program`), on a GPU by graphs (`captured`): recorded when one comes a second time, held against
-the ordinary code when it comes again, and from then on computed in one call.
+"""Decode steps, and on a processor prefills of few rows, that are computed by programs (`models/program`), on a GPU by graphs (`captured`): recorded
+when one comes a second time, held against the ordinary code when it comes again, and from then on computed in one call.
 
-Steps are alike that have as many rows, the same weights for the same rows, and their keys and values in the same memory; tokens, positions, the
-slots of the rows and the blocks of these change from step to step, and are put where the program looks. Where a model is small a step takes as long
-between its kernels as in them; a program has nothing between them, and the same bits, for it is made of the same calls. With other weights in the
-same layout, as after a swap, these calls differ in addresses alone: a processor's program is moved to them, so that nobody who is in the middle of an
-answer waits until it is recorded anew, and a step that every version takes once is recorded too. The first that is moved is held against the ordinary
-code; those that are moved from it are not.
+Steps are alike that have as many rows and spans, the same weights for the same rows, and their keys and values in the same memory; tokens, positions,
+the slots of the spans and the blocks of these change from step to step, and are put where the program looks. Where a model is small a step takes as
+long between its kernels as in them; a program has nothing between them, and the same bits, for it is made of the same calls. With other weights in
+the same layout, as after a swap, these calls differ in addresses alone: a processor's program is moved to them, so that nobody who is in the middle
+of an answer waits until it is recorded anew, and a step that every version takes once is recorded too. The first that is moved is held against the
+ordinary code; those that are moved from it are not.
 Shapes: R rows, D hidden.
 """
 
@@ -21,10 +21,10 @@ from weakref import ReferenceType, WeakSet, ref
 import torch
 from torch import Tensor
 
-from bloomery.infer.attention import StepAttention
+from bloomery.infer.attention import CachedAttention, StepAttention
 from bloomery.infer.captured import CapturedStep, weights_of
 from bloomery.models.adapters import AdapterRows
-from bloomery.models.decoder import Decoder, Inputs
+from bloomery.models.decoder import Decoder, Inputs, Wanted
 from bloomery.models.fused_adapter import FusedAdapter
 from bloomery.models.gpu import launch
 from bloomery.models.native import bindings, gemm
@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 
 MAX_KEPT: Final = 256
 """Programs, graphs, and steps that might come again: of every number of rows, under some compositions of adapters."""
+FEW_ROWS: Final = 128
+"""Of a prefill that may come again: with more of them kernels take so long that nothing between them counts."""
 _LEAST_ADDRESS: Final = 1 << 32
 """Of what a program may be moved from: counts, strides and the bits of floats are less."""
 
@@ -91,7 +93,7 @@ class _Recorded:
     """Whether it has given the bits of a step that was computed without it, or one that was moved as it was has."""
     was_moved: bool = False
 
-    def again(self, decoder: Decoder, tokens_R: Tensor, positions_R: Tensor, attention: StepAttention) -> Tensor:
+    def again(self, decoder: Decoder, tokens_R: Tensor, positions_R: Tensor, attention: CachedAttention) -> Tensor:
         """With other tokens."""
         inputs, spans = decoder.inputs(tokens_R, positions_R), attention.spans
         for own, new in zip(_tensors(self.inputs), _tensors(inputs), strict=True):
@@ -125,30 +127,41 @@ class RecordedSteps:
         self._kept.clear()
         self._workspace, self._pool = Workspace(), None
 
-    def hidden(self, decoder: Decoder, tokens_R: Tensor, positions_R: Tensor, attention: StepAttention, adapters: AdapterRows) -> Tensor:
-        """Hidden states [R, D] of a step, until the next one."""
-        padded = attention.spans.tokens < len(tokens_R)
+    def hidden(
+        self,
+        decoder: Decoder,
+        tokens_R: Tensor,
+        positions_R: Tensor,
+        attention: CachedAttention,
+        adapters: AdapterRows,
+        wanted: Wanted | None = None,
+    ) -> Tensor:
+        """Hidden states [R, D] of a step, or of the wanted rows of a prefill, until the next one."""
         # Whoever makes another class of it may do more than compute.
-        if padded or type(decoder) is not Decoder or decoder in self._unrecordable or not _has_own_kernels(decoder):
-            return decoder.hidden(tokens_R, positions_R, attention, adapters)
+        is_plain = type(decoder) is Decoder and decoder not in self._unrecordable and _has_own_kernels(decoder)
+        if not is_plain or not _comes_again(attention, tokens_R, wanted):
+            return decoder.hidden(tokens_R, positions_R, attention, adapters, wanted=wanted)
         weights = weights_of(decoder, adapters)
-        alike = tuple((start, stop, adapter is None) for adapter, start, stop in adapters.segments), attention.storage, torch.get_num_threads()
+        segments = tuple((start, stop, adapter is None) for adapter, start, stop in adapters.segments)
+        alike = segments, _shape(attention, wanted), attention.storage, torch.get_num_threads()
         step = tuple(map(id, weights)), alike
         kept: _Recorded | CapturedStep | _Once | None = self._kept.get(step)
         if kept is not None and not _is_of(kept, weights):
             kept = None
         if tokens_R.is_cpu and not isinstance(kept, _Recorded):
             kept = self._of_others(alike, weights)
-        if isinstance(kept, _Once):
-            record = self._record if tokens_R.is_cpu else self._capture
-            hidden_RD, recorded = record(decoder, tokens_R, positions_R, attention, adapters)
+        recorded: _Recorded | CapturedStep | None
+        if isinstance(kept, _Once) and tokens_R.is_cpu:
+            hidden_RD, recorded = self._record(decoder, tokens_R, positions_R, attention, adapters, wanted)
+        elif isinstance(kept, _Once):
+            hidden_RD, recorded = self._capture(decoder, tokens_R, positions_R, attention, adapters)
         elif kept is not None:
             hidden_RD, recorded = kept.again(decoder, tokens_R, positions_R, attention), kept
             if not kept.proved:
-                hidden_RD, recorded = self._prove(kept, hidden_RD, decoder, tokens_R, positions_R, attention, adapters)
+                hidden_RD, recorded = self._prove(kept, hidden_RD, decoder, tokens_R, positions_R, attention, adapters, wanted)
             self.replayed += 1
         else:
-            hidden_RD, recorded = decoder.hidden(tokens_R, positions_R, attention, adapters), None
+            hidden_RD, recorded = decoder.hidden(tokens_R, positions_R, attention, adapters, wanted=wanted), None
         self._kept[step] = recorded or _Once(tuple(map(ref, weights)), _Memory.of(weights))
         self._kept.move_to_end(step)
         while len(self._kept) > MAX_KEPT:
@@ -178,12 +191,14 @@ class RecordedSteps:
         decoder: Decoder,
         tokens_R: Tensor,
         positions_R: Tensor,
-        attention: StepAttention,
+        attention: CachedAttention,
         adapters: AdapterRows,
+        wanted: Wanted | None,
     ) -> tuple[Tensor, _Recorded | CapturedStep | None]:
-        """Compute without the program what it has given. Keys and values are put where they lie already."""
-        hidden_RD = decoder.hidden(tokens_R, positions_R, attention, adapters)
-        recorded.proved = torch.equal(found_RD, hidden_RD)
+        """Compute without the program what it has given. Keys and values are put where they lie already, with the bits that they have."""
+        kept = attention.kept()
+        hidden_RD = decoder.hidden(tokens_R, positions_R, attention, adapters, wanted=wanted)
+        recorded.proved = torch.equal(found_RD, hidden_RD) and all(map(torch.equal, kept, attention.kept()))
         if recorded.proved:
             return hidden_RD, recorded
         log.error("a program gave other bits than the step that it is for: steps of this model are computed call by call")
@@ -191,7 +206,7 @@ class RecordedSteps:
         return hidden_RD, None
 
     def _capture(
-        self, decoder: Decoder, tokens_R: Tensor, positions_R: Tensor, attention: StepAttention, adapters: AdapterRows
+        self, decoder: Decoder, tokens_R: Tensor, positions_R: Tensor, attention: CachedAttention, adapters: AdapterRows
     ) -> tuple[Tensor, CapturedStep | None]:
         """Compute it, and have a GPU keep how."""
         hidden_RD = decoder.hidden(tokens_R, positions_R, attention, adapters)
@@ -207,14 +222,20 @@ class RecordedSteps:
             return hidden_RD, None
 
     def _record(
-        self, decoder: Decoder, tokens_R: Tensor, positions_R: Tensor, attention: StepAttention, adapters: AdapterRows
+        self,
+        decoder: Decoder,
+        tokens_R: Tensor,
+        positions_R: Tensor,
+        attention: CachedAttention,
+        adapters: AdapterRows,
+        wanted: Wanted | None,
     ) -> tuple[Tensor, _Recorded | None]:
         """Compute it, and write down how."""
         inputs, weights = decoder.inputs(tokens_R, positions_R), weights_of(decoder, adapters)
         # As long as sequences can become before they lie somewhere else.
         spans = attention.spans = attention.spans._replace(longest=attention.storage.places)
         with Recorder(self._workspace) as recorder:
-            hidden_RD = decoder.hidden_of(inputs, attention, adapters)
+            hidden_RD = decoder.hidden_of(inputs, attention, adapters, wanted=wanted)
         if recorder.refused is not None:
             log.info("steps of this model are computed call by call: no program computes %s", recorder.refused)
             self._unrecordable.add(decoder)
@@ -225,6 +246,19 @@ class RecordedSteps:
 def _has_own_kernels(decoder: Decoder) -> bool:
     """Whether all of a step may be computed by them; of a GPU's states nobody knows before where they end."""
     return gemm.multiplies(decoder.embedding) or (launch.available(decoder.embedding) and decoder.config.recurrent is None)
+
+
+def _comes_again(attention: CachedAttention, tokens_R: Tensor, wanted: Wanted | None) -> bool:
+    """Whether a step as it is may be one of many: on a processor every decode step, and a prefill of which neighbours are wanted."""
+    if not tokens_R.is_cpu:
+        return isinstance(attention, StepAttention) and attention.spans.tokens == len(tokens_R)
+    return wanted is None or isinstance(wanted.rows, slice)
+
+
+def _shape(attention: CachedAttention, wanted: Wanted | None) -> tuple[Hashable, ...]:
+    """What calls are told of a step's rows beside whose weights are theirs."""
+    rows = wanted.rows if wanted is not None and isinstance(wanted.rows, slice) else None
+    return len(attention.spans.places_N4), None if rows is None else (rows.start, rows.stop)
 
 
 def _is_of(recorded: _Recorded | CapturedStep | _Once, weights: tuple[object, ...]) -> bool:

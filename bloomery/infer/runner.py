@@ -17,7 +17,7 @@ from torch import Tensor
 from bloomery.infer.attention import ChunkAttention, Fed, Span, StepAttention
 from bloomery.infer.cache import KeyValueCache
 from bloomery.infer.plan import Sample
-from bloomery.infer.recorded import RecordedSteps
+from bloomery.infer.recorded import FEW_ROWS, RecordedSteps
 from bloomery.infer.sampling import divisors
 from bloomery.infer.scoring import PromptScores, Question, answer, chunk_rows, joined
 from bloomery.infer.versions import Model
@@ -152,7 +152,9 @@ class Runner:
         layout, spans = self._laid_out(feeds, lambda feed: pad_to(len(feed.tokens), ROW_PAD), ROW_PAD)
         rows, places = _wanted(feeds, layout)
         segments = ((adapter, bisect_left(rows, start), bisect_left(rows, stop)) for adapter, start, stop in layout.adapters.segments)
-        wanted = Wanted(torch.tensor(rows, dtype=torch.long, device=self._cache.device), AdapterRows(tuple(segments), self._bank))
+        stretch = slice(rows[0], rows[-1] + 1) if rows else slice(0, 0)
+        among = stretch if stretch.stop - stretch.start == len(rows) else torch.tensor(rows, device=self._cache.device)
+        wanted = Wanted(among, AdapterRows(tuple(segments), self._bank))
         hidden_CD = self._hidden(feeds, layout, spans, ChunkAttention(self._cache, spans, self._form), wanted)
         return [hidden_CD[place] for place in places]
 
@@ -180,8 +182,11 @@ class Runner:
         tokens_R, positions_R = torch.tensor([tokens, positions], device=decoder.device)
         routing = Routing()
         self._bank.begin_pass()
-        if decoder.config.experts is None and isinstance(attention, StepAttention):
-            hidden_RD = self._recorded.hidden(decoder, tokens_R, positions_R, attention, layout.adapters)
+        if decoder.config.experts is None and (isinstance(attention, StepAttention) or layout.rows <= FEW_ROWS):
+            hidden_RD = self._recorded.hidden(decoder, tokens_R, positions_R, attention, layout.adapters, wanted)
+            if wanted is not None:
+                # Others may be prefilled before what this gives is looked at.
+                hidden_RD = hidden_RD.clone()
         else:
             hidden_RD = decoder.hidden(tokens_R, positions_R, attention, layout.adapters, routing, wanted)
             if decoder.config.experts is not None:

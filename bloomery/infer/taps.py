@@ -20,7 +20,7 @@ from bloomery.infer.versions import Model
 from bloomery.models.adapters import AdapterRows
 from bloomery.models.attention import Attention
 from bloomery.models.block import Block
-from bloomery.models.decoder import Decoder, Wanted
+from bloomery.models.decoder import Decoder, Wanted, taken
 from bloomery.models.experts import Routing
 from bloomery.models.form import Form
 from bloomery.models.packed import pack
@@ -128,7 +128,7 @@ class _Tapped(Decoder):
             for handle in handles:
                 handle.remove()
         self._taps.keep("last norm", hidden_RD)
-        return hidden_RD if wanted is None else hidden_RD.index_select(0, wanted.rows_C)
+        return hidden_RD if wanted is None else taken(hidden_RD, wanted.rows)
 
     def _hook(self, layer: int) -> Callable[[nn.Module, tuple[Any, ...], Tensor], None]:
         def keep(module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> None:

@@ -38,16 +38,21 @@ class Trunk(NamedTuple):
     extra_RP: Tensor | None
     """The last block's per-layer input, of models that have these."""
 
-    def rows(self, rows_C: Tensor) -> "Trunk":
+    def rows(self, rows: slice | Tensor) -> "Trunk":
         """Of these rows alone."""
-        extra_RP = None if self.extra_RP is None else self.extra_RP.index_select(0, rows_C)
-        return Trunk(self.x_RD.index_select(0, rows_C), self.mixed_RO.index_select(0, rows_C), extra_RP)
+        return Trunk(taken(self.x_RD, rows), taken(self.mixed_RO, rows), None if self.extra_RP is None else taken(self.extra_RP, rows))
+
+
+def taken(x_RD: Tensor, rows: slice | Tensor) -> Tensor:
+    """These rows; neighbours where they lie."""
+    return x_RD[rows] if isinstance(rows, slice) else x_RD.index_select(0, rows)
 
 
 class Wanted(NamedTuple):
     """The rows whose hidden states are of use, and whose adapter applies to which of them; a multiple of `ROW_PAD` where bits matter."""
 
-    rows_C: Tensor
+    rows: slice | Tensor
+    """Neighbours, or the numbers [C] of rows that are not."""
     adapters: AdapterRows
 
 
@@ -108,9 +113,9 @@ class Decoder(nn.Module):
             return self.finish(trunk, adapters, routing)
         if self.ends_sparse:
             # Where a row goes is told of all of them.
-            return self.finish(trunk, adapters, routing).index_select(0, wanted.rows_C)
-        trunk = trunk.rows(wanted.rows_C)
-        return self.finish(trunk, wanted.adapters, routing) if len(wanted.rows_C) else trunk.x_RD
+            return taken(self.finish(trunk, adapters, routing), wanted.rows)
+        trunk = trunk.rows(wanted.rows)
+        return self.finish(trunk, wanted.adapters, routing) if len(trunk.x_RD) else trunk.x_RD
 
     def inputs(self, tokens_R: Tensor, positions_R: Tensor) -> Inputs:
         """Of these tokens at these positions."""

@@ -169,7 +169,9 @@ def test_storage_moves_for_one_who_needs_more_than_the_bound_and_for_nobody_else
         places.append((cache.storage.keys, cache.storage.values))
     assert len(set(places[:-1])) == 1
     assert places[-1] != places[0]
-    assert read(cache, sample.blocks)[[0, 1, 1 << 10, 1 << 14, 1 << 16]].tolist() == [length % 997 for length in (1, 1 << 10, 1 << 14, 1 << 16, 1 << 17)]
+    assert read(cache, sample.blocks)[[0, 1, 1 << 10, 1 << 14, 1 << 16]].tolist() == [
+        length % 997 for length in (1, 1 << 10, 1 << 14, 1 << 16, 1 << 17)
+    ]
 
 
 def test_memory_that_only_what_is_kept_still_needs_is_given_back_and_its_contents_stay():

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bloomery.infer.plan import Limits
-from bloomery.infer.recorded import MAX_KEPT, _Memory
+from bloomery.infer.recorded import FEW_ROWS, MAX_KEPT, _Memory, _Recorded
 from bloomery.infer.sampler import Sampler
 from bloomery.models.decoder import Decoder
 from bloomery.models.form import Form
@@ -123,7 +123,8 @@ def test_new_weights_in_the_layout_of_others_are_computed_by_their_programs_from
         before = replayed(engine)
         each = request(version, prompt(11), version=version, max_tokens=STEPS)
         together |= generate(engine, each)
-        assert replayed(engine) - before == (STEPS - 2 if version == "v0" else STEPS)
+        # From the third on its prefill too.
+        assert replayed(engine) - before == {"v0": STEPS - 2, "v1": STEPS}.get(version, STEPS + 1)
         assert together[version] == generate(alone[version], each)[version]
     assert len({tuple(answer.tokens[0]) for answer in together.values()}) > 1
 
@@ -135,7 +136,7 @@ def test_a_program_that_came_no_third_time_is_proved_by_the_next_version_that_it
         before, each = replayed(engine), request(version, prompt(11), version=version, max_tokens=2)
         assert as_naive(model, {version: own}, each, generate(engine, each)[version])
         found.append(replayed(engine) - before)
-    assert found == [0, 2, 2, 2, 2]
+    assert found == [0, 2, 3, 3, 3]
 
 
 def test_who_shares_a_step_in_another_way_or_has_another_rank_is_recorded_anew(model):
@@ -239,6 +240,44 @@ def test_what_has_no_kernels_of_ours_is_computed_call_by_call(build):
     engine = Sampler(build(), Adapters(build()), form=Form(row_pad=1))
     assert len(generate(engine, request("r", prompt(12), max_tokens=8))["r"].tokens[0]) == 8
     assert replayed(engine) == 0
+
+
+@pytest.mark.parametrize("length", [3, 11, 12, 37, FEW_ROWS, FEW_ROWS + 1])
+def test_prefills_of_few_rows_are_recorded_and_longer_ones_are_not(model, adapters, length):
+    engine = sampler(model, adapters)
+    for turn in range(5):
+        # Of one token, for which the last of the prompt is prefilled too.
+        before, each = replayed(engine), request(f"r{turn}", prompt(length, seed=turn), version=f"v{turn % 2}", max_tokens=1)
+        assert as_naive(model, adapters, each, generate(engine, each)[f"r{turn}"])
+        assert replayed(engine) - before == (turn > 1 and length <= FEW_ROWS)
+
+
+def test_prefills_of_several_and_of_which_some_rows_are_wanted_too(model, adapters):
+    engine, plain = sampler(model, adapters), sampler(model, adapters, form=Form())
+    for turn in range(4):
+        requests = [
+            request(
+                f"r{turn}.{n}",
+                prompt(9 + 8 * n, seed=5 * turn + n),
+                version=f"v{n % 2}",
+                max_tokens=2,
+                asked={"prompt_logprobs": n == 1},
+            )
+            for n in range(3)
+        ]
+        assert generate(engine, *requests) == generate(plain, *requests)
+    assert replayed(engine) >= 4
+    assert replayed(plain) == 0
+
+
+def test_a_prefill_whose_program_leaves_no_keys_is_found_out_before_anybody_reads_them(model, monkeypatch, caplog):
+    engine = sampler(model)
+    for turn in range(3):
+        each = request(f"r{turn}", prompt(12, seed=turn), max_tokens=4)
+        if turn == 2:
+            monkeypatch.setattr(_Recorded, "again", lambda self, *step: self.hidden_RD)
+        assert as_naive(model, {}, each, generate(engine, each)[f"r{turn}"])
+    assert "call by call" in caplog.text
 
 
 class PeekingMlp(Mlp):

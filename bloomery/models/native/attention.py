@@ -43,8 +43,8 @@ def attend(
     if launch.available(q_RHE):
         return gpu_attention.attend(q_RHE, keys, values, spans, window)
     rows, heads, dim = q_RHE.shape
-    out_RHE = buffers.floats(rows, heads, dim, zeros=spans.tokens < rows)
-    logs_RH = buffers.floats(rows, heads, zeros=True) if logged else None
+    out_RHE = buffers.floats(rows, heads, dim)
+    logs_RH = buffers.floats(rows, heads) if logged else None
     q_RHE, keys, values = (buffers.rows(tensor) for tensor in (q_RHE, keys, values))
     threads = torch.get_num_threads()
     # Torch's, because it says so where memory runs out.
@@ -53,7 +53,7 @@ def attend(
         "attend",
         *(out_RHE.data_ptr(), None if logs_RH is None else logs_RH.data_ptr(), q_RHE.data_ptr(), *q_RHE.stride()[:2]),
         *(keys.data_ptr(), _strides(keys), values.data_ptr(), _strides(values), *_of_spans(spans)),
-        *(heads, keys.shape[1], dim, window or 0, scratch.data_ptr(), threads),
+        *(heads, keys.shape[1], dim, window or 0, rows, scratch.data_ptr(), threads),
     )
     return out_RHE, logs_RH
 
