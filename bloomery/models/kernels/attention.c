@@ -256,9 +256,9 @@ static inline unit unit_at(const span *spans, int64_t number, int64_t tokens, in
 static inline int64_t first_seen(int64_t place, int64_t window) { return window ? MAX(0, place - window + 1) : 0; }
 
 /* Every token of the spans attends to its sequence up to itself, or to the last `window` places of it; `logs` [rows, heads] gets the logarithms of
-   the sums of exponentials, and may be NULL. Those of all `rows` in which none of them stands are 0. `tables` has `table` numbers of blocks for each slot; where it is NULL a slot is a first place. `scratch`
-   has `threads` times TOGETHER queries, or those of one group where they are more, each with scores of the longest sequence in whole groups of lanes,
-   and `dim` floats. */
+   the sums of exponentials, and may be NULL. Those of all `rows` in which none of them stands are 0. `tables` has `table` numbers of blocks for
+   each slot; where it is NULL a slot is a first place. `scratch` has `threads` times TOGETHER queries, or those of one group where they are more,
+   each with scores of the longest sequence in whole groups of lanes, and `dim` floats. */
 void attend(
     float *out, float *logs, const float *q, int64_t q_row, int64_t q_head, const float *keys, const int64_t *key_strides, const float *values,
     const int64_t *value_strides, const int64_t *spans, int64_t count, const int64_t *tables, int64_t table, int64_t heads, int64_t kv_heads,
@@ -267,16 +267,16 @@ void attend(
     const span *of = (const span *)spans;
     const strides k = *(const strides *)key_strides, v = *(const strides *)value_strides;
     const int64_t group = heads / kv_heads, tokens = group >= TOGETHER ? 1 : TOGETHER / group, most = tokens * group;
-    int64_t units = 0, longest = 0, pairs = 0, found = 0;
+    int64_t units = 0, longest = 0, pairs = 0, covered = 0;
     for (int64_t each = 0; each < count; each++) {
         const int64_t stop = of[each].start + of[each].count;
         units += units_of(of[each], tokens) * kv_heads;
         longest = MAX(longest, stop);
         pairs += stop * of[each].count;
-        found += of[each].count;
+        covered += of[each].count;
     }
-    if (found < rows) memset(out, 0, rows * heads * dim * sizeof(float));
-    if (found < rows && logs) memset(logs, 0, rows * heads * sizeof(float));
+    if (covered < rows) memset(out, 0, rows * heads * dim * sizeof(float));
+    if (covered < rows && logs) memset(logs, 0, rows * heads * sizeof(float));
     const int64_t room = (longest + LANES - 1) / LANES * LANES;
 #pragma omp parallel num_threads(threads) if (pairs * heads * dim > ALONE)
     {
