@@ -120,15 +120,15 @@ def test_every_architecture_answers_a_probe_with_the_trainers_bits(family: str, 
 @pytest.mark.parametrize("rank", [8, 0])
 def test_who_has_answered_for_a_version_answers_for_the_next_ones_with_their_trainers_bits(rank: int, tmp_path: Path) -> None:
     made = world(tmp_path, rank)
-    # Without pad rows, as where there are kernels of our own: steps with them are not recorded.
+    # Without pad rows, as where there are kernels of our own.
     tokens, form = probe_tokens(300, 1024), FORM._replace(row_pad=1)
     answerer = Answerer(made.base, form, Sampler(made.base, made.shelf, form=form).computed_with)
     for weights in (made.first, made.old, made.new, made.old, made.first):
         model = made.shelf.load(weights)
         assert np.array_equal(answerer.ask(model, tokens), trainer_side(model, tokens))
     if gemm.multiplies(made.base.embedding):
-        # The second was recorded, and moved to the others.
-        assert answerer._runner._recorded.replayed == 3
+        # The second was recorded, its prefill and its step, and moved to the others.
+        assert answerer._runner._recorded.replayed == 6
 
 
 def test_versions_are_asked_at_the_same_time_by_who_is_idle_and_one_that_broke_is_asked_no_more(
