@@ -74,7 +74,8 @@ Succeeded = Callable[[Successor], None]
 class History:
     """Accepts operations and shows results; `changed` is called when there is something to do with them.
 
-    `published` hear of weights with a row, `succeeded` of successors as soon as they are journaled: their blobs are durable, and rows follow.
+    `published` hear of weights with a row, `succeeded` of successors as soon as the engine has published them: their blobs are durable, and while
+    they are brought to where they may be wanted, the journal and rows follow.
     """
 
     def __init__(
@@ -204,9 +205,10 @@ class History:
     async def keep(self, results: dict[int, JournaledResult]) -> None:
         """Journal the next results, then let them be seen."""
         results = {seq: msgspec.structs.replace(result, request=await self._request(seq)) for seq, result in results.items()}
+        for result in results.values():
+            self._note_successor(result.result)
         await self.journal.append_results(results)
         for seq, result in results.items():
-            self._note_successor(result.result)
             await self._note_unsettled(seq, result)
             self._recent.pop(seq, None)
             self._requests.pop(seq, None)

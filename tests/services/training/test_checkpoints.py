@@ -1,7 +1,9 @@
 """What runs save is found by name, path and operation, once, also when the api died before it could write it down."""
 
 import json
+import os
 from pathlib import Path
+from threading import Event
 
 import pytest
 from sqlalchemy import Connection, delete, func, select, update
@@ -19,7 +21,7 @@ from bloomery.types.errors import InvalidInput, NotFound
 from bloomery.types.generation import Weights
 from bloomery.types.operations import CheckpointResult, Failed, LoadResult, LoraSpec, OptimStepResult, SnapshotResult
 from tests.services.fake_engine import BASE, FakeEngine, fake_base
-from tests.services.runs_stage import LORA, ME, STRANGER, Api, open_api, operation, play, step
+from tests.services.runs_stage import LORA, ME, STRANGER, Api, open_api, operation, play, step, until
 
 
 def test_a_named_checkpoint_is_found_by_its_path(tmp_path: Path) -> None:
@@ -80,6 +82,34 @@ def test_an_adapter_that_a_run_publishes_behind_another_one_is_told_of_and_a_who
                 if run.lora.rank:
                     assert api.successors == [Successor(ME.project, first.version, BASE, Weights(version=second.version, key=second.key))]
             assert len(api.successors) == 1
+
+    play(tmp_path, story)
+
+
+def test_an_adapter_is_told_of_while_a_slow_disk_journals_that_it_was_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk, sync = Event(), os.fdatasync
+    disk.set()
+    monkeypatch.setattr(os, "fdatasync", lambda file: (disk.wait(), sync(file)))
+
+    async def story(engine: FakeEngine) -> None:
+        async with open_api(tmp_path) as api:
+            run = await api.new_run()
+            await api.train(run.id, 1, 2)
+            await api.runs.snapshot(ME, run.id, 3)
+            await api.results(run.id, 3)
+            await api.train(run.id, 4, 6)
+            engine.gate.clear()
+            await api.runs.snapshot(ME, run.id, 7)
+            disk.clear()
+            engine.gate.set()
+            try:
+                await until(lambda: len(api.successors) == 1)
+                assert await api.runs.result(ME, run.id, 7, 0) is None
+            finally:
+                disk.set()
+            (found,) = await api.results(run.id, 7)
+            assert isinstance(found, SnapshotResult)
+            assert api.successors[0].weights == Weights(version=found.version, key=found.key)
 
     play(tmp_path, story)
 
