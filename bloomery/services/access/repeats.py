@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
-from sqlalchemy import Connection, Select, delete, insert, select
+from sqlalchemy import Connection, Select, bindparam, delete, insert, select
 
 from bloomery.services.access.principal import Principal
 from bloomery.store import rows
@@ -41,7 +41,23 @@ async def answer_before(database: Database, p: Principal, request: Repeatable | 
     """What the request was answered when it came before. Asked ahead of work whose conditions may not hold any more, or that takes long."""
     if request is None:
         return None
-    return await database.read(lambda connection: _answer_before(connection, p, request, kind))
+    return await database.read(lambda connection: answered(connection, p, request, kind))
+
+
+def answered(connection: Connection, p: Principal, request: Repeatable | None, kind: type[Made]) -> Made | None:
+    """The same for who looks for more than that."""
+    row = None if request is None else _row(connection, p, request)
+    if request is None or row is None:
+        return None
+    if row.answer is None:
+        raise _done_unseen(request, f"the answer is over the {LARGEST_ANSWER} characters that are kept")
+    try:
+        made = kind.model_validate_json(row.answer)
+    except ValidationError:
+        # Resources are closed, and this one was stored by a release that described it otherwise.
+        raise _done_unseen(request, "the answer that another release of this server gave cannot be read") from None
+    request.on_replay()
+    return made
 
 
 def once(p: Principal, request: Repeatable | None, kind: type[Made], change: Callable[[Connection], Made]) -> Callable[[Connection], Made]:
@@ -50,7 +66,7 @@ def once(p: Principal, request: Repeatable | None, kind: type[Made], change: Cal
         return change
 
     def changed_once(connection: Connection) -> Made:
-        if (made := _answer_before(connection, p, request, kind)) is not None:
+        if (made := answered(connection, p, request, kind)) is not None:
             return made
         made = change(connection)
         note(connection, p, request, made.model_dump_json())
@@ -69,27 +85,12 @@ def note(connection: Connection, p: Principal, request: Repeatable, answer: str 
     kept = answer if answer is not None and len(answer) <= LARGEST_ANSWER else None
     # One of this name may be there that is too old to count.
     values = {"project": p.project, "key_id": p.key_id, "name": request.key, "request_hash": request.hash}
-    connection.execute(insert(rows.answered).prefix_with("OR REPLACE"), values | {"answer": kept, "created_us": now_us()})
+    connection.execute(_NOTE, values | {"answer": kept, "created_us": now_us()})
 
 
 def forget_old(connection: Connection, now: int) -> None:
     """Drop what is older than requests are known."""
     connection.execute(delete(rows.answered).where(rows.answered.c.created_us < _since_us(now)))
-
-
-def _answer_before(connection: Connection, p: Principal, request: Repeatable, kind: type[Made]) -> Made | None:
-    row = _row(connection, p, request)
-    if row is None:
-        return None
-    if row.answer is None:
-        raise _done_unseen(request, f"the answer is over the {LARGEST_ANSWER} characters that are kept")
-    try:
-        made = kind.model_validate_json(row.answer)
-    except ValidationError:
-        # Resources are closed, and this one was stored by a release that described it otherwise.
-        raise _done_unseen(request, "the answer that another release of this server gave cannot be read") from None
-    request.on_replay()
-    return made
 
 
 def _done_unseen(request: Repeatable, why: str) -> Conflict:
@@ -98,20 +99,23 @@ def _done_unseen(request: Repeatable, why: str) -> Conflict:
 
 
 def _row(connection: Connection, p: Principal, request: Repeatable) -> Any:
-    row = connection.execute(_stored(p, request)).one_or_none()
+    asked = {"project": p.project, "key_id": p.key_id, "name": request.key, "since": _since_us(now_us())}
+    row = connection.execute(_STORED, asked).one_or_none()
     if row is not None and row.request_hash != request.hash:
         raise Conflict(f"`{request.header}` was used for another request: {BELONGS}, take a fresh one", field=request.header)
     return row
 
 
-def _stored(p: Principal, request: Repeatable) -> Select[Any]:
-    return select(rows.answered).where(*_named(p, request), rows.answered.c.created_us >= _since_us(now_us()))
-
-
-def _named(p: Principal, request: Repeatable) -> tuple[Any, ...]:
+def _stored() -> Select[Any]:
     """Keys count within one API key."""
     table = rows.answered.c
-    return table.project == p.project, table.key_id == p.key_id, table.name == request.key
+    named = {"project": table.project, "key_id": table.key_id, "name": table.name}
+    return select(rows.answered).where(*(column == bindparam(name) for name, column in named.items()), table.created_us >= bindparam("since"))
+
+
+# Put together once: to do so takes longer than what they ask.
+_STORED: Final = _stored()
+_NOTE: Final = insert(rows.answered).prefix_with("OR REPLACE")
 
 
 def _since_us(now: int) -> int:

@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import Any, Final, Literal, NamedTuple, get_args
 
-from sqlalchemy import Column, ColumnElement, Connection, Row, Select, bindparam, func, insert, select, update
+from sqlalchemy import Column, Connection, Row, Select, bindparam, func, insert, select, update
 from sqlalchemy.sql.dml import ReturningUpdate
 
 from bloomery.services.access.auth import name_of
 from bloomery.services.access.principal import Principal
-from bloomery.services.access.repeats import Repeatable, answer_before, once
+from bloomery.services.access.repeats import Repeatable, answer_before, answered, once
 from bloomery.services.engines.models import Models
 from bloomery.services.held import require_kept
 from bloomery.services.listeners import Listeners
@@ -62,6 +62,14 @@ class _Live(NamedTuple):
     base_model: str
 
 
+class _Looked(NamedTuple):
+    """What a request was answered when it came before, the version that it names, and who asks: None where there is none."""
+
+    made: Deployment | None
+    found: Version | None
+    by: str
+
+
 class _Asked(NamedTuple):
     """What is told of a swap beside its revisions: who asked for it, and how long whoever serves took to be ready."""
 
@@ -92,35 +100,39 @@ class Deployments:
     async def create(self, p: Principal, name: str, version: str, evidence: dict[str, Any], *, request: Repeatable | None = None) -> Deployment:
         """Serve a version under a new name. A `request` that comes again, here and below, changes nothing and is answered what it was."""
         p.require("deploy")
-        if (made := await answer_before(self._database, p, request, Deployment)) is not None:
+        made, found, by = await self._looked(p, request, lambda connection: self._versions.look(connection, p, version))
+        if made is not None:
             return made
         _check_evidence(evidence)
         if name in {base.alias for base in self._models.all()}:
             raise Conflict(f"`{name}` is the name of a base model; choose another", field="name")
-        found = await self._versions.find(p, version)
-        asked = await self._staged(p, name, found)
+        if found is None:
+            raise await self._versions.unknown(p, version)
+        asked = await self._staged(name, found, by)
         return await self._move(p, name, request, lambda connection: _create(connection, asked, p.project, name, found, evidence))
 
     async def promote(self, p: Principal, name: str, version: str, evidence: dict[str, Any], *, request: Repeatable | None = None) -> Deployment:
         """Make a version live as a new revision, once whoever serves it has proved it; the one before it retires in the same moment."""
         p.require("deploy")
-        if (made := await answer_before(self._database, p, request, Deployment)) is not None:
+        made, found, by = await self._looked(p, request, lambda connection: self._versions.look(connection, p, version))
+        if made is not None:
             return made
         _check_evidence(evidence)
-        found = await self._versions.find(p, version)
+        if found is None:
+            raise await self._versions.unknown(p, version)
         live = self._live.get((p.project, name))
         # What is refused anyway is loaded nowhere.
         fits = live is not None and live.target.base_hash == found.base_hash
-        asked = await self._staged(p, name, found if fits else None)
+        asked = await self._staged(name, found if fits else None, by)
         return await self._move(p, name, request, lambda connection: _promote(connection, asked, p.project, name, found, evidence))
 
     async def rollback(self, p: Principal, name: str, number: int, *, request: Repeatable | None = None) -> Deployment:
         """Make an earlier revision live again, once whoever serves it has proved it."""
         p.require("deploy")
-        if (made := await answer_before(self._database, p, request, Deployment)) is not None:
+        made, earlier, by = await self._looked(p, request, lambda connection: _earlier(connection, p.project, name, number))
+        if made is not None:
             return made
-        earlier = await self._database.read(lambda connection: _earlier(connection, p.project, name, number))
-        asked = await self._staged(p, name, earlier)
+        asked = await self._staged(name, earlier, by)
         return await self._move(p, name, request, lambda connection: _rollback(connection, asked, p.project, name, number))
 
     async def set_price(self, p: Principal, name: str, price: Price | None, *, request: Repeatable | None = None) -> Deployment:
@@ -173,9 +185,17 @@ class Deployments:
         if any((target.weights.version, target.base_hash) == (successor.before, successor.base_hash) for target in served):
             self._staging.stage_ahead(successor.base_hash, successor.weights)
 
-    async def _staged(self, p: Principal, name: str, version: Version | None) -> _Asked:
+    async def _looked(self, p: Principal, request: Repeatable | None, find: Callable[[Connection], Version | None]) -> _Looked:
+        """One look at the database for all of it: on busy processors whoever moves a name waits for every thread that has something to do for him."""
+
+        def look(connection: Connection) -> _Looked:
+            made = answered(connection, p, request, Deployment)
+            return _Looked(made, None if made is not None else find(connection), name_of(connection, p))
+
+        return await self._database.read(look)
+
+    async def _staged(self, name: str, version: Version | None, by: str) -> _Asked:
         """The version is ready to be served under the name; without one, nothing is waited for."""
-        by = await self._database.read(lambda connection: name_of(connection, p))
         begun_s = time.monotonic()
         if version is not None:
             await self._staging.stage(name, version)
@@ -183,11 +203,12 @@ class Deployments:
 
     async def _move(self, p: Principal, name: str, request: Repeatable | None, change: Callable[[Connection], Deployment]) -> Deployment:
         """Commit a change of what a name serves. Shielded: what is in memory follows what is stored, also when the caller has hung up meanwhile."""
-        return await asyncio.shield(self._moved(_LIVE.where(*_of_name(p.project, name)), once(p, request, Deployment, change)))
+        return await asyncio.shield(self._moved(p.project, name, once(p, request, Deployment, change)))
 
-    async def _moved(self, live: Select[Any], change: Callable[[Connection], Deployment]) -> Deployment:
+    async def _moved(self, project: str, name: str, change: Callable[[Connection], Deployment]) -> Deployment:
         # Of changes at once, the answers come in the order of the commits.
-        moved, row = await self._database.write(lambda connection: (change(connection), connection.execute(live).one()))
+        of = {"project": project, "name": name}
+        moved, row = await self._database.write(lambda connection: (change(connection), connection.execute(_LIVE_OF, of).one()))
         self._remember(row)
         return moved
 
@@ -215,7 +236,7 @@ def _check_evidence(evidence: dict[str, Any]) -> None:
 
 
 def _create(connection: Connection, asked: _Asked, project: str, name: str, found: Version, evidence: dict[str, Any]) -> Deployment:
-    if connection.execute(_named(project, name)).first():
+    if connection.execute(_NAMED, {"project": project, "name": name}).first():
         raise Conflict(f"there is a deployment `{name}` already: `bloomery deployment promote {name} VERSION` has it serve another", field="name")
     deployment_id = new_id("deployment")
     now = now_us()
@@ -269,8 +290,7 @@ def _set_price(connection: Connection, project: str, name: str, price: Price | N
 
 
 def _earlier(connection: Connection, project: str, name: str, number: int) -> Version | None:
-    query = select(rows.revision, rows.deployment.c.base_hash, rows.deployment.c.base_model).select_from(_REVISIONS)
-    row = connection.execute(query.where(*_of_name(project, name), rows.revision.c.number == number)).one_or_none()
+    row = connection.execute(_EARLIER, {"project": project, "name": name, "number": number}).one_or_none()
     return None if row is None else Version(Weights(version=row.version, key=row.key), row.base_hash, row.base_model)
 
 
@@ -333,16 +353,18 @@ _LIVE: Final[Select[Any]] = (
 """The live revision of every name."""
 
 
-def _of_name(project: str, name: str) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
-    return rows.deployment.c.project == project, rows.deployment.c.name == name
-
-
-def _named(project: str, name: str) -> Select[Any]:
-    return select(rows.deployment).where(*_of_name(project, name))
+_OF_NAME: Final = (rows.deployment.c.project == bindparam("project"), rows.deployment.c.name == bindparam("name"))
+_LIVE_OF: Final[Select[Any]] = _LIVE.where(*_OF_NAME)
+_NAMED: Final = select(rows.deployment).where(*_OF_NAME)
+_EARLIER: Final = (
+    select(rows.revision, rows.deployment.c.base_hash, rows.deployment.c.base_model)
+    .select_from(_REVISIONS)
+    .where(*_OF_NAME, rows.revision.c.number == bindparam("number"))
+)
 
 
 def _row(connection: Connection, project: str, name: str) -> Row[Any]:
-    return one_row(connection, _named(project, name), f"deployment `{name}`", field="name")
+    return one_row(connection, _NAMED.params(project=project, name=name), f"deployment `{name}`", field="name")
 
 
 def _load(connection: Connection, row: Row[Any]) -> Deployment:

@@ -101,6 +101,19 @@ def test_a_promotion_is_written_in_twelve_statements_however_many_came_before(tm
     play(tmp_path, story)
 
 
+def test_who_moves_a_name_looks_at_the_database_once_before_it_is_moved(tmp_path: Path) -> None:
+    async def story(stage: Stage) -> None:
+        await stage.add_snapshot("v1")
+        await stage.deployments.create(ME, "router", "tiny", {})
+        looks: list[Connection] = []
+        event.listen(stage.database._reader, "begin", looks.append)
+        await stage.deployments.promote(ME, "router", "v1", {}, request=Repeatable("key-1", "hash-1"))
+        await stage.deployments.rollback(ME, "router", 1, request=Repeatable("key-2", "hash-2"))
+        assert len(looks) == 2
+
+    play(tmp_path, story)
+
+
 def test_a_deployment_resolves_to_the_weights_of_its_live_revision(tmp_path: Path) -> None:
     async def story(stage: Stage) -> None:
         await stage.add_snapshot("v1")
