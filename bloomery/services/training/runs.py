@@ -4,7 +4,6 @@ An operation is checked here and journaled by its run (`activity` knows those in
 as a `Rejected` that fails with the reason; only what has no place at all raises.
 """
 
-import asyncio
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final
@@ -198,7 +197,8 @@ class Runs:
             check_ttl(ttl_s)
             if kind == EXTERNAL:
                 _check_expressible(spec.lora, self._models.size(spec.base_hash))
-            tokenizer = await asyncio.to_thread(self._models.tokenizer, spec.base_hash)
+            # Read when the server started: to ask a thread for it takes longer than to look.
+            tokenizer = self._models.tokenizer(spec.base_hash)
             check_labels(None, metadata or {})
             announced = kind != SNAPSHOT or name is not None or ttl_s is not None or bool(metadata)
             if announced:
