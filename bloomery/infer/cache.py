@@ -30,7 +30,7 @@ _SLOT_STEP: Final = 8
 _TABLE_STEP: Final = KEY_PAD // BLOCK_PLACES
 """Blocks: attention may look at as many places as `KEY_PAD` is, or a multiple of it."""
 _FIRST_BYTES: Final = 16 << 20
-"""Storage begins with as much, because programs that were recorded are of no use when it moves."""
+"""There are blocks for as much at first: where storage moves with their number, on a GPU, what was recorded is of no use then."""
 _ALIGNED: Final = 64
 """Bytes, as torch places its tensors: kernels may take what lies otherwise in another way."""
 _KEEP_BYTES: Final = 64 << 20
@@ -58,7 +58,8 @@ class KeyValueCache:
 
     Places that nobody wrote hold zeros: attention masks them, but a NaN left behind by another sample would pass through the mask.
     There are twice as many blocks when more are needed, within `cache_tokens` places in all, or more by what is needed where one sample that runs
-    alone needs more. On a CPU, where memory is taken when it is touched, storage has room for all of `cache_tokens` from the first on; else it moves.
+    alone needs more. On a CPU, where memory is taken when it is touched, storage has room for all of `cache_tokens` from the first on,
+    and moves for one who needs more; elsewhere it moves whenever there are more blocks.
     What is kept of sequences that have left takes `kept_tokens` of these places at most, and makes room for those who run.
     """
 

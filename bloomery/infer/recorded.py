@@ -1,12 +1,12 @@
 """Decode steps, and on a processor prefills of few rows, that are computed by programs (`models/program`), on a GPU by graphs (`captured`): recorded
 when one comes a second time, held against the ordinary code when it comes again, and from then on computed in one call.
 
-Steps are alike that have as many rows and spans, the same weights for the same rows, and their keys and values in the same memory; tokens, positions,
-the slots of the spans and the blocks of these change from step to step, and are put where the program looks. Where a model is small a step takes as
-long between its kernels as in them; a program has nothing between them, and the same bits, for it is made of the same calls. With other weights in
-the same layout, as after a swap, these calls differ in addresses alone: a processor's program is moved to them, so that nobody who is in the middle
-of an answer waits until it is recorded anew, and a step that every version takes once is recorded too. The first that is moved is held against the
-ordinary code; those that are moved from it are not.
+Steps are alike that have as many rows and spans, the same rows that are wanted, the same weights for the same rows, and their keys and values in the
+same memory; tokens, positions, the slots of the spans and the blocks of these change from step to step, and are put where the program looks. Where a
+model is small a step takes as long between its kernels as in them; a program has nothing between them, and the same bits, for it is made of the same
+calls. With other weights in the same layout, as after a swap, these calls differ in addresses alone: a processor's program is moved to them, so that
+nobody who is in the middle of an answer waits until it is recorded anew, and a step that every version takes once is recorded too. The first that is
+moved is held against the ordinary code; those that are moved from it are not.
 Shapes: R rows, D hidden.
 """
 

@@ -73,6 +73,11 @@ def test_inputs_that_are_taken_in_pieces_make_the_chain_of_those_that_are_not(ro
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("rows", [1, 8, 9])
+def test_a_sum_of_no_inputs_is_zero(rows):
+    assert torch.equal(gemm.product(torch.empty(rows, 0), torch.empty(3, 0, 32), 70), torch.zeros(rows, 70))
+
+
 def test_rows_and_matrices_that_do_not_lie_in_one_piece_are_read_where_they_lie():
     wide_RI, tall_OI = noise(9, 80), noise(40, 90, seed=1)
     assert torch.equal(product(wide_RI[:, 8:72], tall_OI[:, 13:77]), chain(wide_RI[:, 8:72], tall_OI[:, 13:77]))

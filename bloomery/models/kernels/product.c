@@ -32,7 +32,7 @@ void product(
     float *out, int64_t out_row, const float *x, int64_t x_row, const float *w, int64_t panel, int64_t input, int64_t rows, int64_t outputs, int64_t inputs,
     int64_t threads) {
     const int64_t panels = (outputs + PANEL - 1) / PANEL;
-    const int64_t most = rows > WAYS ? (NEAR_ROWS / MIN(rows, NEAR_ROWS) * (NEAR_INPUTS / LINE + 1) - 1) * LINE : inputs;
+    const int64_t most = rows > WAYS ? (NEAR_ROWS / MIN(rows, NEAR_ROWS) * (NEAR_INPUTS / LINE + 1) - 1) * LINE : MAX(inputs, 1);
     for (int64_t first = 0; first == 0 || first < inputs; first += most) {
         const int64_t own = MIN(most, inputs - first), follows = input == PANEL && own <= LATER_INPUTS;
 #pragma omp parallel num_threads(threads) if (rows * outputs * inputs > (int64_t)ALONE * PANEL)
