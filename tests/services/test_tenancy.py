@@ -271,7 +271,7 @@ NOT_ASKED_BY_CALLERS = {
     "Spelling": {"of"},
     "Files": {"put"},
     "External": {"open"},
-    "Versions": {"stays"},
+    "Versions": {"look", "stays", "unknown"},
 }
 
 

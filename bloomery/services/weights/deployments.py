@@ -100,26 +100,26 @@ class Deployments:
     async def create(self, p: Principal, name: str, version: str, evidence: dict[str, Any], *, request: Repeatable | None = None) -> Deployment:
         """Serve a version under a new name. A `request` that comes again, here and below, changes nothing and is answered what it was."""
         p.require("deploy")
-        made, found, by = await self._looked(p, request, lambda connection: self._versions.look(connection, p, version))
+        made, found, by = await self._looked(p, request, lambda connection: self._versions.look(connection, p.project, version))
         if made is not None:
             return made
         _check_evidence(evidence)
         if name in {base.alias for base in self._models.all()}:
             raise Conflict(f"`{name}` is the name of a base model; choose another", field="name")
         if found is None:
-            raise await self._versions.unknown(p, version)
+            raise await self._versions.unknown(p.project, version)
         asked = await self._staged(name, found, by)
         return await self._move(p, name, request, lambda connection: _create(connection, asked, p.project, name, found, evidence))
 
     async def promote(self, p: Principal, name: str, version: str, evidence: dict[str, Any], *, request: Repeatable | None = None) -> Deployment:
         """Make a version live as a new revision, once whoever serves it has proved it; the one before it retires in the same moment."""
         p.require("deploy")
-        made, found, by = await self._looked(p, request, lambda connection: self._versions.look(connection, p, version))
+        made, found, by = await self._looked(p, request, lambda connection: self._versions.look(connection, p.project, version))
         if made is not None:
             return made
         _check_evidence(evidence)
         if found is None:
-            raise await self._versions.unknown(p, version)
+            raise await self._versions.unknown(p.project, version)
         live = self._live.get((p.project, name))
         # What is refused anyway is loaded nowhere.
         fits = live is not None and live.target.base_hash == found.base_hash

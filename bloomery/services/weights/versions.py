@@ -40,32 +40,32 @@ class Versions:
     async def find(self, p: Principal, name: str) -> Version:
         """The weights behind a name; NotFound says which names there are. Sampling with them takes a scope of its own."""
         p.require("infer", "read", "train", "deploy")
-        found = self._of_base(name) or await self._database.read(lambda connection: _snapshot(connection, p, name))
+        found = self._of_base(name) or await self._database.read(lambda connection: _snapshot(connection, p.project, name))
         if found is None:
-            raise await self.unknown(p, name)
+            raise await self.unknown(p.project, name)
         return found
 
-    def look(self, connection: Connection, p: Principal, name: str) -> Version | None:
-        """The same for who asks the database for more than that; None where they are `unknown`."""
-        return self._of_base(name) or _snapshot(connection, p, name)
+    def look(self, connection: Connection, project: str, name: str) -> Version | None:
+        """The same for who has asked for the scope, and asks the database for more than that; None where they are `unknown`."""
+        return self._of_base(name) or _snapshot(connection, project, name)
 
     async def stays(self, version: Version) -> bool:
         """Whether it is there until somebody deletes it."""
         return await self._database.read(lambda connection: version_lasts(connection, version.weights.version))
 
-    async def unknown(self, p: Principal, name: str) -> NotFound:
+    async def unknown(self, project: str, name: str) -> NotFound:
         """That nothing has this name, and which names there are."""
-        return NotFound(await self._names(p, name), field="model")
+        return NotFound(await self._names(project, name), field="model")
 
     def _of_base(self, name: str) -> Version | None:
         base = self._models.named(name)
         return None if base is None else Version(Weights(version=base.base_hash), base.base_hash, base.alias)
 
-    async def _names(self, p: Principal, name: str) -> str:
+    async def _names(self, project: str, name: str) -> str:
         if name.startswith(_TINKER):
             path = shown(name, _PATH_CHARS)
             return f"there are no weights `{path}`: they were never saved, were deleted, expired, or are another project's and not published"
-        query = select(rows.deployment.c.name).where(rows.deployment.c.project == p.project).order_by(rows.deployment.c.name).limit(_NAMED)
+        query = select(rows.deployment.c.name).where(rows.deployment.c.project == project).order_by(rows.deployment.c.name).limit(_NAMED)
         deployed = await self._database.read(lambda connection: list(connection.scalars(query)))
         known = ", ".join(f"`{known}`" for known in [*(base.alias for base in self._models.all()), *deployed])
         return (
@@ -91,9 +91,9 @@ def _snapshots() -> Select[str, str, str, str]:
     return select(*columns).select_from(joined).where(table.kind == SNAPSHOT)
 
 
-def _snapshot(connection: Connection, p: Principal, name: str) -> Version | None:
+def _snapshot(connection: Connection, project: str, name: str) -> Version | None:
     condition = _at_path(name) if name.startswith(_TINKER) else rows.checkpoint.c.version == name
-    query = _snapshots().where(readable(p.project), condition).order_by(rows.checkpoint.c.created_us.desc()).limit(1)
+    query = _snapshots().where(readable(project), condition).order_by(rows.checkpoint.c.created_us.desc()).limit(1)
     row = connection.execute(query).first()
     return None if row is None else Version(Weights(version=row.version, key=row.key), row.base_hash, row.base_model)
 
