@@ -95,10 +95,8 @@ class _Recorded:
 
     def again(self, decoder: Decoder, tokens_R: Tensor, positions_R: Tensor, attention: CachedAttention) -> Tensor:
         """With other tokens."""
-        inputs, spans = decoder.inputs(tokens_R, positions_R), attention.spans
-        for own, new in zip(_tensors(self.inputs), _tensors(inputs), strict=True):
-            own.copy_(new)
-        self.spans.places_N4.copy_(spans.places_N4)
+        self.inputs.take_over(decoder.inputs(tokens_R, positions_R))
+        self.spans.places_N4.copy_(attention.spans.places_N4)
         self.program.run(bindings.run)
         return self.hidden_RD
 
@@ -264,10 +262,3 @@ def _shape(attention: CachedAttention, wanted: Wanted | None) -> tuple[Hashable,
 def _is_of(recorded: _Recorded | CapturedStep | _Once, weights: tuple[object, ...]) -> bool:
     """And not of others that had the same place."""
     return all(old() is new for old, new in zip(recorded.weights, weights, strict=True))
-
-
-def _tensors(inputs: Inputs) -> list[Tensor]:
-    """All that differs from step to step."""
-    x_RD, rotation, full_rotation, extras = inputs
-    given = x_RD, *rotation, *(full_rotation if full_rotation is not rotation else ()), *extras
-    return [each for each in given if isinstance(each, Tensor)]

@@ -29,6 +29,16 @@ class Inputs(NamedTuple):
     extras: Sequence[Tensor | None]
     """Per-layer inputs [R, P], of models that have these."""
 
+    def take_over(self, others: "Inputs") -> None:
+        """The numbers of as many rows, in the memory that is here."""
+        for own, other in zip(self._tensors, others._tensors, strict=True):
+            own.copy_(other)
+
+    @property
+    def _tensors(self) -> list[Tensor]:
+        full_rotation = () if self.full_rotation is self.rotation else self.full_rotation
+        return [each for each in (self.x_RD, *self.rotation, *full_rotation, *self.extras) if isinstance(each, Tensor)]
+
 
 class Trunk(NamedTuple):
     """Everything that rows tell each other: the residual `x_RD` and the last block's attention `mixed_RO`, before its output projection."""

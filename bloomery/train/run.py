@@ -7,7 +7,6 @@ Shapes: R packed rows, K soft targets per row.
 """
 
 from collections.abc import Generator
-from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
@@ -24,7 +23,7 @@ from bloomery.train.losses import find_loss
 from bloomery.train.optim import AdamW
 from bloomery.train.outputs import result_of, told_routing, with_routing
 from bloomery.train.passes import Computed, Share
-from bloomery.train.probe import answer_probe
+from bloomery.train.probe import Answerer
 from bloomery.train.snapshot import Snapshot
 from bloomery.train.trainable import Trainable, digest
 from bloomery.types.arrays import Array
@@ -89,6 +88,7 @@ class TrainableRun:
         self.spec = spec
         self._shelf = shelf
         self.weights: Trainable = Lora(decoder, spec.lora) if spec.lora.rank else FullParameters(decoder, spec.lora)
+        self._answerer = Answerer(self.weights)
         self._changes = self._unfinished_changes = 0
         """How often something was changed, or may have been, that a checkpoint holds: between steps, and beside that within one."""
         self._adam = AdamW(self.weights.masters)
@@ -241,7 +241,7 @@ class TrainableRun:
         return CheckpointResult(key=key, digest=self.weights_digest(), size_bytes=len(data), step=self.step)
 
     def _publish(self, operation: SaveSnapshot) -> SnapshotResult:
-        published = self.snapshot(operation.template_hash)._replace(probe=partial(answer_probe, self.weights), lasts=operation.announced)
+        published = self.snapshot(operation.template_hash)._replace(probe=self._answerer.answer, lasts=operation.announced)
         result = self._shelf.publish(published)
         before, self._lineage = self._lineage, Lineage(version=result.version, content=snapshot.content(published.data), parent=published.parent)
         self._changes += self._lineage != before

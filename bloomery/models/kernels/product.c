@@ -77,3 +77,4 @@ void product_unpacked(
 }
 
 CALL(product, P(0), I(1), P(2), I(3), P(4), I(5), I(6), I(7), I(8), I(9), I(10))
+CALL(product_unpacked, P(0), I(1), P(2), I(3), P(4), I(5), I(6), I(7), I(8), P(9), I(10))
