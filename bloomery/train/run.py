@@ -15,6 +15,7 @@ from msgspec import UNSET
 
 from bloomery.models.decoder import Decoder
 from bloomery.models.pads import split
+from bloomery.models.threads import threads_for
 from bloomery.train import batch, checkpoint, custom, snapshot
 from bloomery.train.checkpoint import NOTHING, Lineage, Owed
 from bloomery.train.full import FullParameters
@@ -142,7 +143,8 @@ class TrainableRun:
 
     def snapshot(self, template_hash: str) -> Snapshot:
         """The weights as the sampler gets them, with their provenance."""
-        data = snapshot.write(self.weights)
+        with threads_for(len(self.weights.masters)):
+            data = snapshot.write(self.weights)
         lora = self.spec.lora
         return Snapshot(
             kind="lora" if lora.rank else "full",
@@ -230,9 +232,10 @@ class TrainableRun:
             lacks = f"an earlier operation was not begun and did not come again ({self._unfinished.owed[0].name})"
             raise Unavailable(f"no step was taken and the gradients were cleared, because {lacks}: send this step's operations again")
         self._changes += 1
-        norm = self._adam.step(self.weights.masters, self.weights.gradients, params)
-        self.weights.refresh()
-        self._clear_gradients()
+        with threads_for(len(self.weights.masters)):
+            norm = self._adam.step(self.weights.masters, self.weights.gradients, params)
+            self.weights.refresh()
+            self._clear_gradients()
         return OptimStepResult(metrics={"grad_norm": norm, "step": float(self.step)})
 
     def _save(self, key: str) -> CheckpointResult:
