@@ -16,7 +16,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, Final, NamedTuple, Self
-from weakref import ReferenceType, WeakSet, ref
+from weakref import ReferenceType, WeakKeyDictionary, WeakSet, ref
 
 import torch
 from torch import Tensor
@@ -53,13 +53,8 @@ class _Memory(NamedTuple):
     def of(cls, weights: Sequence[Decoder | FusedAdapter]) -> Self:
         """Of a decoder, and of adapters in the order of their rows: where one comes twice, one does in every step that is alike."""
         distinct = list(dict.fromkeys(weights))
-        tensors = [
-            tensor for each in distinct for tensor in (chain(each.parameters(), each.buffers()) if isinstance(each, Decoder) else each.tensors)
-        ]
-        kinds = tuple(each.config if isinstance(each, Decoder) else each.layout for each in distinct)
-        pattern = tuple(map(distinct.index, weights))
-        shapes = tuple((tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors)
-        return cls((kinds, pattern, shapes), tuple((tensor.data_ptr(), tensor.nbytes) for tensor in tensors))
+        parts = [_part(each) for each in distinct]
+        return cls((tuple(map(distinct.index, weights)), *(part.layout for part in parts)), tuple(chain.from_iterable(part.places for part in parts)))
 
     def may_become(self, other: "_Memory") -> bool:
         """Whether a program for these weights can be moved to others: in the same layout, at addresses that no other number is as large as."""
@@ -69,6 +64,19 @@ class _Memory(NamedTuple):
         """What makes a program for these weights one for others in the same layout."""
         pairs = zip(self.places, other.places, strict=True)
         return [Move(start, size_bytes, new_start) for (start, size_bytes), (new_start, _) in pairs if start != new_start]
+
+
+_parts: Final[WeakKeyDictionary[Decoder | FusedAdapter, _Memory]] = WeakKeyDictionary()
+"""Of each alone: it stays where it is, which programs rely on, and is asked for in every kind of step of a new version."""
+
+
+def _part(weights: Decoder | FusedAdapter) -> _Memory:
+    if (known := _parts.get(weights)) is None:
+        tensors = list(chain(weights.parameters(), weights.buffers()) if isinstance(weights, Decoder) else weights.tensors)
+        shapes = tuple((tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors)
+        kind = weights.config if isinstance(weights, Decoder) else weights.layout
+        known = _parts[weights] = _Memory((kind, shapes), tuple((tensor.data_ptr(), tensor.nbytes) for tensor in tensors))
+    return known
 
 
 class _Once(NamedTuple):

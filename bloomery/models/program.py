@@ -119,8 +119,9 @@ class Program:
                 if isinstance(argument, ctypes.Array):
                     arrays[len(words)] = argument
                 words.append(_word(argument))
-        # Where the arrays among the arguments begin, behind all calls.
-        self._starts = {place: len(words) + before for place, before in zip(arrays, accumulate(map(len, arrays.values()), initial=0), strict=False)}
+        # Where the arrays among the arguments begin, behind all calls, and the words that say so.
+        starts = accumulate(map(len, arrays.values()), initial=len(words))
+        self._array_words, self._array_starts = np.array([*arrays], np.int64), np.fromiter(starts, np.int64)[:-1]
         self._words = np.array([*words, *chain.from_iterable(arrays.values())], np.int64)
         self._point()
 
@@ -137,8 +138,7 @@ class Program:
 
     def _point(self) -> None:
         """To the arrays, in its own memory."""
-        for place, start in self._starts.items():
-            self._words[place] = self._words.ctypes.data + start * self._words.itemsize
+        self._words[self._array_words] = self._words.ctypes.data + self._array_starts * self._words.itemsize
 
 
 def current_recorder() -> Recorder | None:
