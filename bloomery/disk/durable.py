@@ -42,8 +42,9 @@ def put_beside(fresh: Path, path: Path, data: bytes | memoryview, *, mode: int =
             file.flush()
             os.fsync(file.fileno())
         fresh.replace(path)
-    finally:
+    except BaseException:
         fresh.unlink(missing_ok=True)
+        raise
 
 
 def sync_tree(directory: Path) -> None:

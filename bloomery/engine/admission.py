@@ -6,7 +6,7 @@ Shapes: R rows, D hidden, K targets per row.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 import torch
@@ -66,20 +66,20 @@ class Lack(NamedTuple):
 
 def lack(need: Need, weights: Trainable, memory: Memory) -> Lack | None:
     """What is missing for it, or None: whether something is missing for ever depends on the machine, the base model and the run alone."""
-    return _lack(need, held_bytes(weights) if weights.decoder.device == need.device else 0, memory)
+    return _lack(need, lambda: held_bytes(weights) if weights.decoder.device == need.device else 0, memory)
 
 
 def lack_to_open(spec: LoraSpec, decoder: Decoder, memory: Memory) -> Lack | None:
     """The same for a run to be held."""
-    return _lack(opening_need(spec, decoder), base_bytes(decoder), memory)
+    return _lack(opening_need(spec, decoder), lambda: base_bytes(decoder), memory)
 
 
-def _lack(need: Need, held: int, memory: Memory) -> Lack | None:
-    """`held`: what is held there in any case."""
+def _lack(need: Need, held: Callable[[], int], memory: Memory) -> Lack | None:
+    """`held`: what is held there in any case; nobody is asked who lacks nothing."""
     free = memory.free(need.device)
     if need.bytes <= free:
         return None
-    idle = memory.whole(need.device) - held
+    idle = memory.whole(need.device) - held()
     needs = f"{need.what} needs about {_gigabytes(need.bytes)} of memory"
     if need.bytes <= idle:
         return Lack(f"{needs}, {_gigabytes(free)} are free", for_ever=False)

@@ -90,7 +90,7 @@ class BlobShelf:
 
         with one_thread() if self.one_thread else nullcontext():
             manifest = publish(
-                self.write,
+                self._blobs.put_all,
                 blob,
                 store=store,
                 numerics=self._numerics,

@@ -1,12 +1,15 @@
 """Tensors as one safetensors blob and back, without a second copy of all values: checkpoints and snapshots of whole models are large."""
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bloomery.models.pieces import joined
 from bloomery.types import tensor_file
 from bloomery.types.tensor_file import TensorPlace, TensorSpec
 
@@ -52,6 +55,15 @@ class Packed(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self._places)
+
+    def joined(self, names: Sequence[str]) -> Tensor:
+        """The elements [n] of some tensors of one dtype, one after the other: one copy where they lie so in the blob."""
+        own = [self._places[name] for name in names]
+        if all(one.stop == next_one.start and one.spec.dtype == next_one.spec.dtype for one, next_one in pairwise(own)):
+            whole = TensorSpec(own[0].spec.dtype, (sum(math.prod(place.spec.shape) for place in own),))
+            place = TensorPlace(whole, own[0].start, own[-1].stop)
+            return _tensor(bytearray(self._data[place.start : place.stop]), place, place.start)
+        return joined([self[name] for name in names])
 
     def at_once(self) -> dict[str, Tensor]:
         """All of them, cut out of one copy of the blob: sooner, where they are many and small."""

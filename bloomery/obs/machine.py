@@ -83,4 +83,7 @@ def _own_cgroups() -> list[Path]:
 
 
 def _read(path: Path) -> str:
-    return path.read_text().strip() if path.exists() else ""
+    try:
+        return path.read_text().strip()
+    except FileNotFoundError:
+        return ""

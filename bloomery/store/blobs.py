@@ -161,10 +161,10 @@ class AsyncBlobs:
 
 def _put_durably(root: Path, blobs: Mapping[str, bytes | memoryview]) -> None:
     """Content, then name, then directory: a power cut leaves the old blob or the new one."""
-    paths = {key: root / key for key in blobs}
+    paths, own = {key: root / key for key in blobs}, root.resolve()
     directories = {path.parent for path in paths.values()}
     for directory in directories:
-        if not directory.resolve().is_relative_to(root.resolve()):
+        if not directory.resolve().is_relative_to(own):
             raise Corrupt(f"blobs of `{directory.relative_to(root)}` would lie outside the data directory: a link leads there")
         make_directory(directory)
     for key, data in blobs.items():

@@ -79,7 +79,7 @@ def hash_piece(piece: Piece) -> dict[str, StateHash]:
     """Of what is in memory now, by the names of its parts."""
     tensor, parts = piece.read(), piece.parts
     if any(part.take is None for part in parts):
-        return dict(zip((part.name for part in parts), _hash_neighbours(tensor, [part.numel for part in parts], parts[0].first), strict=True))
+        return dict(zip((part.name for part in parts), hash_neighbours(tensor, [part.numel for part in parts], parts[0].first), strict=True))
     return {part.name: hash_tensor(part.take(tensor), part.first) for part in parts if part.take is not None}
 
 
@@ -114,9 +114,17 @@ def hash_tensors(tensors: Sequence[Tensor], first: int) -> list[StateHash]:
     for run in runs([tensor.numel() for tensor in tensors], PIECE_ELEMENTS):
         rest()
         numels = [tensors[index].numel() for index in run]
-        found += _hash_neighbours(joined([tensors[index] for index in run]), numels, first)
+        found += hash_neighbours(joined([tensors[index] for index in run]), numels, first)
         first += sum(numels)
     return found
+
+
+def hash_neighbours(elements: Tensor, numels: Sequence[int], first: int) -> list[StateHash]:
+    """Of each of the parts of so many elements that neighbouring elements [n] consist of, the first of which has index `first`."""
+    if elements.device.type == "cpu":
+        return hash_parts(_unsigned(elements), list(accumulate(numels)), first)
+    firsts = accumulate(numels, initial=first)
+    return [hash_tensor(part, start) for part, start in zip(elements.split(list(numels)), firsts, strict=False)]
 
 
 def changed(indices: Tensor, old: Tensor, new: Tensor) -> StateHash:
@@ -218,14 +226,6 @@ def _rows_of(name: str, first: int, shape: tuple[int, ...], read: Callable[[], T
     for start in range(0, shape[0], step):
         stop = min(shape[0], start + step)
         yield Piece(read, (Part(name, first + start * row, (stop - start) * row, partial(_between, start, stop)),))
-
-
-def _hash_neighbours(elements: Tensor, numels: Sequence[int], first: int) -> list[StateHash]:
-    """Of each of the parts that neighbouring elements [n] consist of."""
-    if elements.device.type == "cpu":
-        return hash_parts(_unsigned(elements), list(accumulate(numels)), first)
-    firsts = accumulate(numels, initial=first)
-    return [hash_tensor(part, start) for part, start in zip(elements.split(list(numels)), firsts, strict=False)]
 
 
 def _between(start: int, stop: int, tensor: Tensor) -> Tensor:

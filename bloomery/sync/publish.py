@@ -1,7 +1,7 @@
 """Publishing a snapshot: the weights blob first, then the manifest that names it, so that a manifest never points at nothing."""
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Final
@@ -13,7 +13,8 @@ from bloomery.types.probe import ROUNDING, ProbeAnswer, TrainerSide, base_name, 
 
 _FACTOR: Final = re.compile(r"\.lora_([AB])\.weight$")
 
-Write = Callable[[str, bytes], None]
+Write = Callable[[Mapping[str, bytes]], None]
+"""Stores blobs durably, one after the other."""
 
 
 def weights_key(blob: bytes | memoryview) -> str:
@@ -92,13 +93,15 @@ def publish(
         state=root(tensors),
         tensors=tensors,
     )
-    told = _written_and_told(partial(write, manifest.key, blob) if store is None else partial(store, manifest), probe)
+    told = _written_and_told(partial(write, {manifest.key: blob}) if store is None else partial(store, manifest), probe)
     failpoint("snapshot.weights.written")
-    if told is not None:
-        answer = ProbeAnswer(version=manifest.version, parent=parent, numerics=probe_numerics, tokens=told.tokens, logprobs=told.logprobs)
-        write(probe_key(manifest.version), answer.to_json())
-    write(manifest_key(manifest.version), manifest.to_json())
+    documents = {} if told is None else {probe_key(manifest.version): _answer(manifest, told, probe_numerics).to_json()}
+    write({**documents, manifest_key(manifest.version): manifest.to_json()})
     return manifest
+
+
+def _answer(manifest: Manifest, told: TrainerSide, numerics: str) -> ProbeAnswer:
+    return ProbeAnswer(version=manifest.version, parent=manifest.parent, numerics=numerics, tokens=told.tokens, logprobs=told.logprobs)
 
 
 def _written_and_told(write: Callable[[], None], probe: Callable[[], TrainerSide] | None) -> TrainerSide | None:

@@ -248,7 +248,7 @@ class PublishingEngine(ScriptedEngine):
         name = "base_model.model.model.layers.0.self_attn.q_proj"
         blob = save({f"{name}.lora_A.weight": np.ones((4, 64), np.float32), f"{name}.lora_B.weight": np.ones((64, 4), np.float32)})
         whose = {"run_id": message.run_id, "step": run.step, "base": BASE, "parent": BASE, "template_hash": message.operation.template_hash}
-        manifest = publish(self.blobs.put, blob, kind="lora", numerics=self.numerics, rank=4, alpha=32.0, targets=("attn",), **whose)
+        manifest = publish(self.blobs.put_all, blob, kind="lora", numerics=self.numerics, rank=4, alpha=32.0, targets=("attn",), **whose)
         return SnapshotResult(version=manifest.version, key=manifest.key, size_bytes=manifest.size_bytes, step=run.step)
 
 

@@ -219,7 +219,7 @@ def test_publishing_writes_the_weights_before_the_manifest_that_names_them():
     found = ("format", "key", "size_bytes", "state", "tensors")
     identity = {name: getattr(manifest(), name) for name in Manifest.__struct_fields__ if name not in found}
     for _ in range(2):
-        published = publish(lambda key, data: written.append((key, data)), BLOB, **identity)
+        published = publish(lambda blobs: written.extend(blobs.items()), BLOB, **identity)
     assert written[:2] == [(weights_key(BLOB), BLOB), (manifest_key(published.version), published.to_json())]
     assert written[2:] == written[:2], "publishing again writes the same bytes to the same keys"
     verify(Manifest.from_json(written[1][1]), written[0][1])

@@ -1,5 +1,6 @@
 """In which order what is published becomes durable."""
 
+from collections.abc import Mapping
 from threading import Event, current_thread
 
 import pytest
@@ -19,11 +20,11 @@ def published(write, probe):
 def test_the_probe_is_asked_while_the_weights_are_written_and_both_lie_there_before_the_manifest():
     written, asked, threads = [], Event(), []
 
-    def write(key: str, data: bytes) -> None:
-        if key == weights_key(BLOB):
+    def write(blobs: Mapping[str, bytes]) -> None:
+        if weights_key(BLOB) in blobs:
             # Who asked only behind the write would never get here.
             assert asked.wait(60)
-        written.append(key)
+        written.extend(blobs)
 
     def probe() -> TrainerSide:
         threads.append(current_thread())
@@ -39,10 +40,10 @@ def test_the_probe_is_asked_while_the_weights_are_written_and_both_lie_there_bef
 def test_no_manifest_names_weights_that_are_not_there_or_that_no_trainer_answered_with(fails: str):
     written = []
 
-    def write(key: str, data: bytes) -> None:
+    def write(blobs: Mapping[str, bytes]) -> None:
         if "write" in fails:
             raise OSError("the disk is full")
-        written.append(key)
+        written.extend(blobs)
 
     def probe() -> TrainerSide:
         if "probe" in fails:

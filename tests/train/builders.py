@@ -76,7 +76,7 @@ class MemoryShelf:
     def publish(self, snapshot: Snapshot) -> SnapshotResult:
         identity = snapshot._asdict()
         del identity["lasts"]
-        manifest = publish(self.write, identity.pop("data"), numerics="test", **identity)
+        manifest = publish(self.blobs.update, identity.pop("data"), numerics="test", **identity)
         return SnapshotResult(version=manifest.version, key=manifest.key, size_bytes=manifest.size_bytes, step=manifest.step)
 
 
