@@ -68,6 +68,10 @@ class Manifest(Wire, frozen=True, kw_only=True, dict=True):
 
     def to_json(self) -> bytes:
         """The canonical bytes: equal manifests give equal bytes on every machine."""
+        return self._json
+
+    @cached_property
+    def _json(self) -> bytes:
         fields = msgspec.to_builtins(self)
         if self.format == 1:
             _leave_out(fields, _NEW_IN_2)
