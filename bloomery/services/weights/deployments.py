@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import Any, Final, Literal, NamedTuple, get_args
 
+from pydantic import TypeAdapter
 from sqlalchemy import Column, Connection, Row, Select, bindparam, func, insert, select, update
 from sqlalchemy.sql.dml import ReturningUpdate
 
@@ -327,7 +328,12 @@ _OF_ID: Final = _switching(rows.revision.c.id)
 _LAST_NUMBER: Final = select(func.max(rows.revision.c.number)).where(rows.revision.c.deployment_id == bindparam("deployment"))
 _REVISION: Final = insert(rows.revision)
 _TOUCHED: Final = update(rows.deployment).where(rows.deployment.c.id == bindparam("deployment")).values(updated_us=bindparam("now"))
-_ALL_OF_DEPLOYMENT: Final = select(rows.revision).where(rows.revision.c.deployment_id == bindparam("deployment")).order_by(rows.revision.c.number)
+_ALL_OF_DEPLOYMENT: Final = (
+    select(*(rows.revision.c[name] for name in Revision.model_fields))
+    .where(rows.revision.c.deployment_id == bindparam("deployment"))
+    .order_by(rows.revision.c.number)
+)
+_shown: Final = TypeAdapter(list[Revision])
 
 
 def _swaps(connection: Connection, project: str, name: str, limit: int, offset: int) -> list[Swap]:
@@ -368,7 +374,9 @@ def _row(connection: Connection, project: str, name: str) -> Row[Any]:
 
 
 def _load(connection: Connection, row: Row[Any]) -> Deployment:
-    revisions = [_revision(revision) for revision in connection.execute(_ALL_OF_DEPLOYMENT, {"deployment": row.id})]
+    found = connection.execute(_ALL_OF_DEPLOYMENT, {"deployment": row.id})
+    # All in one go: a loop that promotes each of its versions has thousands.
+    revisions = _shown.validate_python([{**revision._mapping, "evidence": json.loads(revision.evidence)} for revision in found])
     return Deployment(
         id=row.id,
         name=row.name,
@@ -384,8 +392,3 @@ def _load(connection: Connection, row: Row[Any]) -> Deployment:
 
 def _price(row: Row[Any]) -> Price | None:
     return None if row.price is None else Price.model_validate_json(row.price)
-
-
-def _revision(row: Row[Any]) -> Revision:
-    fields = {name: value for name, value in row._mapping.items() if name in Revision.model_fields}
-    return Revision.model_validate(fields | {"evidence": json.loads(row.evidence)})
