@@ -3,7 +3,8 @@
 Shapes: R packed rows, V vocabulary, D hidden, O numbers that a mixer gathers for a row, P of a layer's own input, C rows that are wanted.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -18,6 +19,7 @@ from bloomery.models.experts import Routing
 from bloomery.models.per_layer import PerLayerInputs
 from bloomery.models.rests import rest
 from bloomery.models.rope import Rope, Rotation
+from bloomery.models.targets import Target, adapter_targets
 
 
 class Inputs(NamedTuple):
@@ -95,6 +97,11 @@ class Decoder(nn.Module):
     def device(self) -> torch.device:
         """Where the weights live."""
         return self.embedding.device
+
+    @cached_property
+    def targets(self) -> Mapping[str, Target]:
+        """Every matrix that an adapter can be on."""
+        return adapter_targets(self.config)
 
     @property
     def ends_sparse(self) -> bool:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from copy import copy
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 import torch
@@ -14,9 +15,11 @@ from bloomery.models.native.low_rank import TargetPlace
 from bloomery.models.pads import pad_to
 from bloomery.models.pieces import in_pieces
 from bloomery.models.targets import Target
-from bloomery.models.tensor_bytes import raw_bits
+from bloomery.models.tensor_bytes import num_set, raw_bits
 from bloomery.types.errors import InvalidInput, NotSupported
 
+_LAYOUTS: Final = 64
+"""So many are remembered: the versions of a run have one."""
 _ALIGNED_BYTES: Final = 64
 """Where torch would begin a tensor of its own: kernels of libraries may add up in another order elsewhere."""
 
@@ -32,25 +35,15 @@ class FusedAdapter:
         self, targets: Mapping[str, Target], rank: int, scale: float, *, dtype: torch.dtype, device: torch.device | str, trained: bool = False
     ) -> None:
         self._scale = scale
-        self._blocks: dict[str, _Block] = {}
-        self._slots: dict[str, tuple[_Slot, _Slot]] = {}
-        self._places: dict[str, tuple[TargetPlace, ...]] = {}
-        by_columns, length, step = low_rank.adds(torch.empty(0, dtype=dtype, device=device)), 0, _ALIGNED_BYTES // dtype.itemsize
-        for parameter, names in _by_parameter(targets).items():
-            like, width = targets[names[0]], padded_rank(rank * len(names))
-            a = _Slot(length, (*like.lead, width, like.inputs), by_columns)
-            b = _Slot(pad_to(a.stop, step), (*like.lead, like.parameter_rows, width), by_columns)
-            self._slots[parameter], length = (a, b), pad_to(b.stop, step)
-            for place, name in enumerate(names):
-                self._blocks[name] = _Block(parameter, slice(rank * place, rank * (place + 1)), targets[name].rows)
-            self._places[parameter] = tuple(self._blocks[name].place for name in names)
-        self._lay_out(torch.zeros(length, dtype=dtype, device=device), trained=trained)
+        by_columns = low_rank.adds(torch.empty(0, dtype=dtype, device=device))
+        self._layout = _layout_of(tuple(targets.items()), rank, dtype.itemsize, by_columns)
+        self._lay_out(torch.zeros(self._layout.length, dtype=dtype, device=device), trained=trained)
 
     def _lay_out(self, storage: Tensor, *, trained: bool = False) -> None:
         """Have the fused factors lie there."""
         self._storage = storage
-        self._fused = {parameter: Factors(*(slot.of(storage) for slot in pair)) for parameter, pair in self._slots.items()}
-        self._own = {target: block.of(self._fused[block.parameter]) for target, block in self._blocks.items()}
+        self._fused = {parameter: Factors(*(slot.of(storage) for slot in pair)) for parameter, pair in self._layout.slots.items()}
+        self._own = {target: block.of(self._fused[block.parameter]) for target, block in self._layout.blocks.items()}
         for tensor in self.tensors:
             tensor.requires_grad_(trained)
 
@@ -60,12 +53,12 @@ class FusedAdapter:
 
     def places(self, parameter: str) -> tuple[TargetPlace, ...]:
         """Where the factors of each target lie in the fused ones of a parameter."""
-        return self._places[parameter]
+        return self._layout.places[parameter]
 
     @property
     def layout(self) -> tuple[tuple[str, tuple[TargetPlace, ...]], ...]:
         """Its parameters, in the order of `tensors`, and what is joined in the factors of each."""
-        return tuple(self._places.items())
+        return tuple(self._layout.places.items())
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -92,7 +85,7 @@ class FusedAdapter:
 
     def gradients(self, target: str) -> Factors | None:
         """What backwards left for a target's factors, unpadded and not yet scaled by `scale`; None where none did."""
-        block = self._blocks[target]
+        block = self._layout.blocks[target]
         a, b = self._fused[block.parameter]
         return None if a.grad is None or b.grad is None else block.of(Factors(a.grad, b.grad))
 
@@ -107,10 +100,12 @@ class FusedAdapter:
             found[f"{target}.lora_A"], found[f"{target}.lora_B"] = ScaledView(a, 1.0), ScaledView(b, self._scale)
         return found
 
-    def num_stray(self) -> int:
-        """Numbers around the factors that are not zero, though they are multiplied with; of a zero with a sign too."""
-        factors = [tensor for pair in self._own.values() for tensor in pair]
-        return _num_set(self._storage) - sum(map(_num_set, in_pieces(factors)))
+    def num_stray(self, num_own: int | None = None) -> int:
+        """Numbers around the factors that are not zero, though they are multiplied with; of a zero with a sign too. `num_own` of the factors are
+        not, where somebody has counted."""
+        if num_own is None:
+            num_own = sum(map(num_set, in_pieces([tensor for pair in self._own.values() for tensor in pair])))
+        return num_set(self._storage) - num_own
 
     def _twin(self, storage: Tensor) -> "FusedAdapter":
         twin = copy(self)
@@ -164,6 +159,31 @@ class _Block(NamedTuple):
         return Factors(fused.a[..., self.ranks, :], fused.b[..., self.rows, self.ranks])
 
 
+class _Layout(NamedTuple):
+    """Where everything lies in the memory of an adapter, of `length` numbers."""
+
+    blocks: Mapping[str, _Block]
+    slots: Mapping[str, tuple["_Slot", "_Slot"]]
+    places: Mapping[str, tuple[TargetPlace, ...]]
+    length: int
+
+
+@lru_cache(_LAYOUTS)
+def _layout_of(targets: tuple[tuple[str, Target], ...], rank: int, itemsize: int, by_columns: bool) -> _Layout:
+    blocks: dict[str, _Block] = {}
+    slots: dict[str, tuple[_Slot, _Slot]] = {}
+    places: dict[str, tuple[TargetPlace, ...]] = {}
+    by_name, length, step = dict(targets), 0, _ALIGNED_BYTES // itemsize
+    for parameter, names in _by_parameter(by_name).items():
+        like, width = by_name[names[0]], padded_rank(rank * len(names))
+        a = _Slot(length, (*like.lead, width, like.inputs), by_columns)
+        b = _Slot(pad_to(a.stop, step), (*like.lead, like.parameter_rows, width), by_columns)
+        slots[parameter], length = (a, b), pad_to(b.stop, step)
+        blocks |= {name: _Block(parameter, slice(rank * place, rank * (place + 1)), by_name[name].rows) for place, name in enumerate(names)}
+        places[parameter] = tuple(blocks[name].place for name in names)
+    return _Layout(blocks, slots, places, length)
+
+
 def _by_parameter(targets: Mapping[str, Target]) -> dict[str, list[str]]:
     """In the order of their rows, whatever the order of the targets: in another one the same factors may give other bits."""
     found: dict[str, list[str]] = {}
@@ -188,7 +208,3 @@ class _Slot(NamedTuple):
         """Its view."""
         flat = storage[self.start : self.stop]
         return flat.view(self.size[::-1]).t() if self.by_columns and len(self.size) == 2 else flat.view(self.size)
-
-
-def _num_set(tensor: Tensor) -> int:
-    return int(raw_bits(tensor).count_nonzero())

@@ -36,6 +36,11 @@ def raw_bits(tensor: Tensor) -> Tensor:
     return tensor.detach().view(_BITS[tensor.element_size()])
 
 
+def num_set(tensor: Tensor) -> int:
+    """Elements that are not zero; a zero with a sign is one."""
+    return int(raw_bits(tensor).count_nonzero())
+
+
 class Packed(Mapping[str, Tensor]):
     """The tensors of a blob, each copied out of it when it is asked for."""
 

@@ -22,7 +22,7 @@ from bloomery.models.pieces import joined, runs
 from bloomery.models.products import is_packed, unpacked
 from bloomery.models.published_names import published_name
 from bloomery.models.rests import rest
-from bloomery.models.tensor_bytes import raw_bits
+from bloomery.models.tensor_bytes import num_set, raw_bits
 from bloomery.sync.state_hash import MASK, SEEDS, UNSIGNED, Bits, StateHash, change, hash_elements, hash_parts
 from bloomery.types.errors import Corrupt
 
@@ -77,7 +77,10 @@ class Published(Mapping[str, Tensor]):
 
 def hash_piece(piece: Piece) -> dict[str, StateHash]:
     """Of what is in memory now, by the names of its parts."""
-    tensor, parts = piece.read(), piece.parts
+    return _hash_read(piece.read(), piece.parts)
+
+
+def _hash_read(tensor: Tensor, parts: Sequence[Part]) -> dict[str, StateHash]:
     if any(part.take is None for part in parts):
         return dict(zip((part.name for part in parts), hash_neighbours(tensor, [part.numel for part in parts], parts[0].first), strict=True))
     return {part.name: hash_tensor(part.take(tensor), part.first) for part in parts if part.take is not None}
@@ -90,6 +93,18 @@ def hash_pieces(pieces: Iterable[Piece]) -> list[dict[str, StateHash]]:
         rest()
         found.append(hash_piece(piece))
     return found
+
+
+def hash_factors(pieces: Iterable[Piece]) -> tuple[list[dict[str, StateHash]], int]:
+    """The same of an adapter, and how many of its numbers are set, for `refuse_stray`."""
+    found, num_own = [], 0
+    for piece in pieces:
+        rest()
+        tensor = piece.read()
+        found.append(_hash_read(tensor, piece.parts))
+        own = [part.take(tensor) for part in piece.parts if part.take is not None]
+        num_own += sum(map(num_set, own or [tensor]))
+    return found, num_own
 
 
 def tensor_states(hashed: Iterable[Mapping[str, StateHash]]) -> dict[str, StateHash]:
@@ -151,9 +166,9 @@ def scaled(values: Tensor, scale: float) -> Tensor:
     return values if scale == 1 else values * scale
 
 
-def refuse_stray(adapter: FusedAdapter) -> None:
-    """Corrupt where a fused tensor holds anything beside its factors."""
-    if found := adapter.num_stray():
+def refuse_stray(adapter: FusedAdapter, num_own: int | None = None) -> None:
+    """Corrupt where a fused tensor holds anything beside its factors, of which `num_own` numbers are set where somebody has counted."""
+    if found := adapter.num_stray(num_own):
         raise Corrupt(f"{found} numbers around an adapter's factors in memory are not zero, and would be multiplied with: load it again")
 
 

@@ -126,8 +126,11 @@ def as_it_is(version: str, decoder: Decoder) -> Proof:
 def prove(known: Expected, decoder: Decoder, adapter: FusedAdapter | None) -> Proof:
     """Read back every tensor that is computed with, in one pass; Corrupt where they are not those of the version."""
     began = time.perf_counter()
-    pieces = live.pieces(decoder, adapter)
-    states = live.hash_pieces(pieces)
+    pieces, num_own = live.pieces(decoder, adapter), 0
+    if adapter is None:
+        states = live.hash_pieces(pieces)
+    else:
+        states, num_own = live.hash_factors(pieces)
     wrong = _wrong(known, live.tensor_states(states), decoder)
     if wrong:
         raise Corrupt(
@@ -136,7 +139,7 @@ def prove(known: Expected, decoder: Decoder, adapter: FusedAdapter | None) -> Pr
         )
     if adapter is not None:
         rest()
-        live.refuse_stray(adapter)
+        live.refuse_stray(adapter, num_own)
     return Proof(known, adapter, pieces, states, time.perf_counter() - began)
 
 

@@ -11,7 +11,6 @@ from bloomery.models.factors import Factors
 from bloomery.models.fused_adapter import FusedAdapter, fuse
 from bloomery.models.load import fill
 from bloomery.models.published_names import published_factor
-from bloomery.models.targets import adapter_targets
 from bloomery.models.tensor_bytes import Packed, pack
 from bloomery.train.trainable import Trainable
 from bloomery.types.errors import Corrupt
@@ -50,7 +49,7 @@ def read(data: bytes, base: Decoder, *, rank: int, alpha: float) -> FusedAdapter
     tensors = {published_factor(name): tensor.to(base.device) for name, tensor in Packed(data).at_once().items()}
     names = dict.fromkeys(name.rpartition(".")[0] for name in tensors)
     factors = {name: Factors(tensors[f"{name}.lora_A"], tensors[f"{name}.lora_B"]) for name in names}
-    return fuse(adapter_targets(base.config), factors, alpha / rank)
+    return fuse(base.targets, factors, alpha / rank)
 
 
 def read_model(data: bytes | memoryview, base: Decoder) -> Decoder:
