@@ -17,8 +17,8 @@ _REPLICA_SHARE = 4
 """Replicas get one processor in so many: a decode step gains little from more threads, a training pass almost all there is."""
 _FEW = 4
 """On fewer processors an engine computes with all of them, and yields while replicas run."""
-_YIELDING: Final = 10
-"""Niceness: about a tenth of the time of a processor that somebody else wants too."""
+_YIELDING: Final = 5
+"""Niceness: about a quarter of the time of a processor that somebody else wants too."""
 
 
 class Placement(NamedTuple):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from bloomery.obs.machine import usable_cpus
 from bloomery.up.cores import Placement, Shares, announce, divide, share, warn
 
-YIELDING = Placement(niceness=10)
+YIELDING = Placement(niceness=5)
 
 
 @pytest.mark.parametrize(
