@@ -11,6 +11,8 @@ from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, Final, NamedTuple, Protocol
 
+import torch
+
 from bloomery.models.decoder import Decoder
 from bloomery.models.fused_adapter import FusedAdapter
 from bloomery.sync.proof import Proof
@@ -76,6 +78,8 @@ class Versions:
         self._at_once_s = self._patience_s = self._step_patience_s = at_once_s
         # Its one thread ends with this object.
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="weights")
+        # A thread computes with as many as torch has when it first asks, and others have one now and then (`threads.one_thread`).
+        self._loader.submit(torch.get_num_threads).result()
         self._freer = ThreadPoolExecutor(1, thread_name_prefix="freed-weights")
 
     @property

@@ -55,9 +55,9 @@ class Blobs:
         if self._root is None:
             for key, data in blobs.items():
                 obstore.put(self._store, key, bytes(data))
+                failpoint("blob.written")
         else:
             _put_durably(self._root, blobs)
-        failpoint("blob.written")
 
     def get(self, key: str) -> bytes:
         """The whole blob."""
@@ -170,5 +170,6 @@ def _put_durably(root: Path, blobs: Mapping[str, bytes | memoryview]) -> None:
     for key, data in blobs.items():
         # Listings of the object store skip names that end in `#` and digits.
         put_beside(paths[key].with_name(f"{paths[key].name}#{secrets.randbelow(10**15)}"), paths[key], data)
+        failpoint("blob.written")
     for directory in directories:
         sync_directory(directory)

@@ -14,7 +14,7 @@ from bloomery.types.probe import ROUNDING, ProbeAnswer, TrainerSide, base_name, 
 _FACTOR: Final = re.compile(r"\.lora_([AB])\.weight$")
 
 Write = Callable[[Mapping[str, bytes]], None]
-"""Stores blobs durably, one after the other."""
+"""Stores blobs in this order; all of them are durable when it returns."""
 
 
 def weights_key(blob: bytes | memoryview) -> str:

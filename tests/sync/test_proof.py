@@ -18,6 +18,7 @@ from bloomery.models.products import can_pack
 from bloomery.models.published_names import published_factor
 from bloomery.models.tensor_bytes import Packed
 from bloomery.sync import live
+from bloomery.sync import proof as proof_module
 from bloomery.sync.base import base_key, base_state, expected_base, read_state, write_state
 from bloomery.sync.live import hash_on_device, hash_tensor
 from bloomery.sync.manifest import Manifest, verify
@@ -134,6 +135,19 @@ def test_a_single_bit_anywhere_is_caught(lora):
         assert name in str(caught.value)
         values[at] = before
     prove(known, decoder, adapter)
+
+
+@pytest.mark.parametrize("elements", [1, 100, 700])
+def test_factors_that_are_read_a_part_at_a_time_are_proved_too(elements, monkeypatch):
+    version = Version(builders.decoder(), rank=8, alpha=12.0)
+    decoder, adapter = version.load()
+    for module in (live, proof_module):
+        monkeypatch.setattr(module, "PIECE_ELEMENTS", elements)
+    assert prove(version.expected(), decoder, adapter).root == version.manifest.state
+    pad = next(tensor for tensor in adapter.tensors if (tensor == 0).any())
+    pad[tuple((pad == 0).nonzero()[0])] = 1.0
+    with pytest.raises(Corrupt, match="1 numbers around an adapter's factors"):
+        prove(version.expected(), decoder, adapter)
 
 
 def test_another_scale_is_caught():

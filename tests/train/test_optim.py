@@ -8,6 +8,7 @@ import torch
 from bloomery.train.optim import AdamW, gradient_norm
 from bloomery.types.errors import InvalidInput
 from bloomery.types.operations import AdamParams, OptimStep
+from tests.engine.test_plain import restored_threads
 from tests.train import builders
 from tests.train.builders import finish, learn, supervised
 
@@ -129,3 +130,17 @@ def test_a_learning_rate_of_zero_is_allowed_and_changes_only_the_moments():
     adam.step(masters, noise(1), AdamParams(learning_rate=0.0))
     assert torch.equal(masters, noise(0))
     assert float(adam.first.abs().sum()) > 0
+
+
+def test_a_step_has_the_same_bits_with_any_number_of_threads():
+    # Several stretches for each thread, and rests that fill no vector.
+    size, found = 3 * (1 << 17) + 11, []
+    with restored_threads():
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            masters, adam = noise(0, size), AdamW(noise(0, size))
+            for index in range(2):
+                adam.step(masters, noise(1 + index, size), AdamParams(learning_rate=0.01, grad_clip_norm=1.0))
+            found.append(masters)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])

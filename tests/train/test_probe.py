@@ -18,6 +18,7 @@ from bloomery.train.probe import Answerer, answer_probe
 from bloomery.train.trainable import Trainable
 from bloomery.types.operations import LoraSpec
 from bloomery.types.probe import TrainerSide
+from tests.engine.test_plain import restored_threads
 from tests.models.builders import saved
 from tests.train import builders
 
@@ -101,13 +102,14 @@ def test_what_lies_somewhere_else_is_read_there(passes: list[Trainable]) -> None
 def test_a_program_for_some_threads_is_none_for_others(passes: list[Trainable]) -> None:
     weights = trainable(builders.decoder(), 8)
     answerer = Answerer(weights)
-    torch.set_num_threads(2)
-    for wanted, _ in zip(moved(weights), range(4), strict=False):
-        assert answerer.answer() == wanted
-    before = len(passes)
-    with one_thread():
-        assert answerer.answer() == answer_probe(weights)
-    assert len(passes) == before + 1
+    with restored_threads():
+        torch.set_num_threads(2)
+        for wanted, _ in zip(moved(weights), range(4), strict=False):
+            assert answerer.answer() == wanted
+        before = len(passes)
+        with one_thread():
+            assert answerer.answer() == answer_probe(weights)
+        assert len(passes) == before + 1
 
 
 def test_what_no_program_computes_is_looked_at_once(passes: list[Trainable], monkeypatch: pytest.MonkeyPatch) -> None:
