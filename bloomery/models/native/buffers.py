@@ -1,5 +1,6 @@
 """Memory as kernels take it: room for answers, rows with vectors in one piece, numbers at an address."""
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -7,6 +8,7 @@ import torch
 from torch import Tensor
 
 from bloomery.models.compiled import INTEGER as _I
+from bloomery.models.memory import large_pages
 from bloomery.models.program import current_recorder
 
 
@@ -15,6 +17,11 @@ def floats(*shape: int, zeros: bool = False) -> Tensor:
     if not zeros and (recorder := current_recorder()) is not None:
         return recorder.floats(shape)
     return (torch.zeros if zeros else torch.empty)(shape, dtype=torch.float32, device="cpu")
+
+
+def lasting(*shape: int, dtype: torch.dtype) -> Tensor:
+    """Room for an answer that stays."""
+    return large_pages(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
 
 
 def halves(*shape: int) -> Tensor:

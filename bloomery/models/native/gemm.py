@@ -25,7 +25,7 @@ def pack(weight_OI: Tensor) -> Tensor:
     """A matrix in the order in which it is multiplied with [P, I, W], zeros behind the last output."""
     weight_OI = buffers.rows(weight_OI)
     outputs, inputs = weight_OI.shape
-    panels_PIW = buffers.floats(pad_to(outputs, bindings.PANEL) // bindings.PANEL, inputs, bindings.PANEL)
+    panels_PIW = buffers.lasting(pad_to(outputs, bindings.PANEL) // bindings.PANEL, inputs, bindings.PANEL, dtype=torch.float32)
     bindings.call("pack", panels_PIW.data_ptr(), weight_OI.data_ptr(), weight_OI.stride(0), outputs, inputs, torch.get_num_threads())
     return panels_PIW
 

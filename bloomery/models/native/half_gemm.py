@@ -27,7 +27,8 @@ def pack(weight_OI: Tensor) -> Tensor:
     """A matrix of bfloat16 in the order in which tiles of it are multiplied [P, I / 32, 2, 16, 32], zeros behind the last output."""
     weight_OI = buffers.rows(weight_OI)
     outputs, inputs = weight_OI.shape
-    panels = buffers.halves(pad_to(outputs, bindings.PANEL) // bindings.PANEL, inputs // _TILE_STEP, 2, _TILE_STEP // 2, _TILE_STEP)
+    shape = pad_to(outputs, bindings.PANEL) // bindings.PANEL, inputs // _TILE_STEP, 2, _TILE_STEP // 2, _TILE_STEP
+    panels = buffers.lasting(*shape, dtype=torch.bfloat16)
     bindings.call("half_pack", panels.data_ptr(), weight_OI.data_ptr(), weight_OI.stride(0), outputs, inputs, torch.get_num_threads())
     return panels
 
