@@ -100,6 +100,28 @@ def test_the_number_of_threads_and_the_company_change_no_bit() -> None:
             assert torch.equal(own_RHE[start:stop], together_RHE[start:stop])
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(("kv_heads", "window"), [(7, None), (8, 40), (1, None)])
+def test_the_number_of_heads_that_are_computed_together_changes_no_bit(
+    monkeypatch: pytest.MonkeyPatch, threads: int, kv_heads: int, window: int | None
+) -> None:
+    lengths = [90, 1, 200]
+    starts, dim = packed_starts(lengths), 16
+    q_RHE = noise(starts[-1], 2 * kv_heads, dim)
+    k_RKE, v_RKE = noise(starts[-1], kv_heads, dim, seed=1), noise(starts[-1], kv_heads, dim, seed=2)
+    spans = Spans.of([(start, start, 0, stop - start) for start, stop in pairwise(starts)])
+    found, before = [], torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        # One head, a few, of which the last ones are fewer, and all.
+        for room in (0, 3 * bindings.TOGETHER * (200 + dim), bindings.SCORES):
+            monkeypatch.setattr(bindings, "SCORES", room)
+            found.append(native_attention.attend(q_RHE, k_RKE, v_RKE, spans, window)[0])
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(each, found[0]) for each in found[1:])
+
+
 @pytest.mark.parametrize("window", [None, 50])
 def test_neither_threads_nor_company_change_a_bit_of_the_gradients(window: int | None) -> None:
     lengths = [40, 7, 260, 1, 120]

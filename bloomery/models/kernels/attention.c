@@ -14,13 +14,15 @@
 #include "lanes.h"
 #include "spans.h"
 
-#if !defined(TOGETHER) || !defined(PLACES)
-#error "native/bindings.py says how many queries are computed together, and how many places a block has"
+#if !defined(TOGETHER) || !defined(SCORES) || !defined(PLACES)
+#error "native/bindings.py says how many queries are computed together, how large their scores may be, and how many places a block has"
 #endif
-/* Places whose keys, or values, are in the cache at a time. */
+/* Places of one head, or fewer of each of several, whose keys, or values, are in the cache at a time. */
 #define NEAR 256
 /* Floats of a line of the cache. */
 #define LINE 16
+/* Units of each thread, or of fewer heads: who is done first has something left to take over. */
+#define FEW_UNITS 4
 #define MIN(a, b) ((a) < (b) ? (a) : (b))
 #define MAX(a, b) ((a) > (b) ? (a) : (b))
 
@@ -66,14 +68,20 @@ static inline lanes sums(const lanes v[LANES]) {
 static inline __attribute__((always_inline)) void score(
     const int queries, const int count, const query *of, const float *keys, int64_t stride, int64_t place, int64_t dim) {
     lanes products[LANES] = {};
-    for (int64_t i = 0; i < dim; i += LANES)
+    for (int64_t i = 0; i < dim; i += LANES) {
+        lanes q[LANES];
+#pragma GCC unroll 8
+        for (int each = 0; each < queries; each++) q[each] = at(of[each].q + i);
+#pragma GCC unroll 8
         for (int key = 0; key < count; key++) {
             const lanes k = at(keys + (place + key) * stride + i);
-            for (int each = 0; each < queries; each++) products[key * queries + each] += at(of[each].q + i) * k;
+#pragma GCC unroll 8
+            for (int each = 0; each < queries; each++) products[each * count + key] += q[each] * k;
         }
+    }
     const lanes found = sums(products);
-    for (int key = 0; key < count; key++)
-        for (int each = 0; each < queries; each++) of[each].scores[place + key - of[each].first] = found[key * queries + each];
+#pragma GCC unroll 8
+    for (int each = 0; each < queries; each++) memcpy(of[each].scores + place - of[each].first, (const float *)&found + each * count, count * sizeof(float));
 }
 
 /* The weights of all places that a query sees, and their sum. */
@@ -124,13 +132,8 @@ static inline void bring(ahead *next, int64_t count, int64_t dim) {
     }
 }
 
-/* Of places that are read NEAR at a time: those behind `among`, or else what follows the last of them. */
-static inline ahead behind(sequence of, places among, places all, ahead follows) {
-    return among.last < all.last ? (ahead){of, {among.last + 1, MIN(among.last + NEAR, all.last)}} : follows;
-}
-
-/* The first that are read of places. */
-static inline places first_of(places all) { return (places){all.first, MIN(all.first + NEAR - 1, all.last)}; }
+/* Of places that are read `step` at a time, those from `first` on, up to where whole steps end. */
+static inline places piece(places all, int64_t first, int64_t step) { return (places){first, MIN(first / step * step + step - 1, all.last)}; }
 
 /* Scores of a tile of queries, a constant number: what all of them see they read together, and the rest by themselves. */
 static inline __attribute__((always_inline)) void score_tile(
@@ -209,25 +212,36 @@ static inline __attribute__((always_inline)) void gather_all(const int queries, 
 #define SCORE(number, own) score_tile(number, own, among, keys, dim, &next)
 #define GATHER(number, own) gather_all(number, own, among, values, dim, &next)
 
-/* Queries that share keys, NEAR places after the other: they stay in the cache until all have read them. `follows` is read after the last values. */
-static void attend_together(query *of, int64_t queries, sequence keys, sequence values, int64_t dim, ahead follows) {
-    places all_seen = {of[0].first, of[0].last};
-    for (int64_t each = 1; each < queries; each++) all_seen = (places){MIN(all_seen.first, of[each].first), MAX(all_seen.last, of[each].last)};
-    for (places among = {all_seen.first}; among.first <= all_seen.last; among.first += NEAR) {
-        among.last = MIN(among.first + NEAR - 1, all_seen.last);
-        ahead next = behind(keys, among, all_seen, (ahead){values, first_of(all_seen)});
-        TILES(SCORE)
-    }
-    for (int64_t each = 0; each < queries; each++) {
+/* All queries of a head. */
+static void score_head(query *of, int64_t queries, places among, sequence keys, int64_t dim, ahead next) { TILES(SCORE) }
+static void gather_head(query *of, int64_t queries, places among, sequence values, int64_t dim, ahead next) { TILES(GATHER) }
+
+/* The same of a head that is so many further. */
+static inline sequence further(sequence of, int64_t heads) { of.first += heads * of.by.head; return of; }
+
+/* Queries of some heads of keys and values, as many of each. Of some places all heads are read, then of those behind them, in the order in which they lie
+   in memory, and stay in the cache until all queries have read them. `follows` is read after the last values. */
+static void attend_together(query *of, int64_t heads, int64_t queries, sequence keys, sequence values, int64_t dim, ahead follows) {
+    const int64_t step = MAX(NEAR / heads / PLACES, 1) * PLACES;
+    places all = {of[0].first, of[0].last};
+    for (int64_t each = 1; each < queries; each++) all = (places){MIN(all.first, of[each].first), MAX(all.last, of[each].last)};
+    for (places among = piece(all, all.first, step); among.first <= all.last; among = piece(all, among.last + 1, step))
+        for (int64_t head = 0; head < heads; head++) {
+            ahead next = {further(keys, head + 1), among};
+            if (head + 1 == heads) next = among.last < all.last ? (ahead){keys, piece(all, among.last + 1, step)} : (ahead){values, piece(all, all.first, step)};
+            score_head(of + head * queries, queries, among, further(keys, head), dim, next);
+        }
+    for (int64_t each = 0; each < heads * queries; each++) {
         weigh(of + each);
         memset(of[each].out, 0, dim * sizeof(float));
     }
-    for (places among = {all_seen.first}; among.first <= all_seen.last; among.first += NEAR) {
-        among.last = MIN(among.first + NEAR - 1, all_seen.last);
-        ahead next = behind(values, among, all_seen, follows);
-        TILES(GATHER)
-    }
-    for (int64_t each = 0; each < queries; each++)
+    for (places among = piece(all, all.first, step); among.first <= all.last; among = piece(all, among.last + 1, step))
+        for (int64_t head = 0; head < heads; head++) {
+            ahead next = {further(values, head + 1), among};
+            if (head + 1 == heads) next = among.last < all.last ? (ahead){values, piece(all, among.last + 1, step)} : follows;
+            gather_head(of + head * queries, queries, among, further(values, head), dim, next);
+        }
+    for (int64_t each = 0; each < heads * queries; each++)
         for (int64_t i = 0; i < dim; i += LANES) put(of[each].out + i, at(of[each].out + i) / of[each].total);
 }
 
@@ -237,19 +251,20 @@ static inline sequence of_slot(const float *storage, strides by, int64_t head, c
     return tables ? (sequence){storage, by, tables + slot * table} : (sequence){storage + slot * by.place, by, 0};
 }
 
-/* Some tokens of a span, up to `stop`, and the head of keys and values that they see. */
+/* Some tokens of a span, up to `stop`, and some heads of keys and values that they see. */
 typedef struct {
     span of;
-    int64_t first, stop, kv_head;
+    int64_t first, stop, head, heads;
 } unit;
 
 static inline int64_t units_of(span of, int64_t tokens) { return (of.count + tokens - 1) / tokens; }
 
-/* The unit with this number of all, with so many tokens at most; of some tokens one for each head after the other. */
-static inline unit unit_at(const span *spans, int64_t number, int64_t tokens, int64_t kv_heads) {
-    int64_t block = number / kv_heads;
+/* The unit with this number of all, with so many tokens and heads at most; of some tokens one for some heads after the other. */
+static inline unit unit_at(const span *spans, int64_t number, int64_t tokens, int64_t kv_heads, int64_t heads) {
+    const int64_t parts = (kv_heads + heads - 1) / heads, head = number % parts * heads;
+    int64_t block = number / parts;
     for (; block >= units_of(*spans, tokens); spans++) block -= units_of(*spans, tokens);
-    return (unit){*spans, block * tokens, MIN(spans->count, (block + 1) * tokens), number % kv_heads};
+    return (unit){*spans, block * tokens, MIN(spans->count, (block + 1) * tokens), head, MIN(heads, kv_heads - head)};
 }
 
 /* The first place that a token at `place` sees. */
@@ -257,51 +272,56 @@ static inline int64_t first_seen(int64_t place, int64_t window) { return window 
 
 /* Every token of the spans attends to its sequence up to itself, or to the last `window` places of it; `logs` [rows, heads] gets the logarithms of
    the sums of exponentials, and may be NULL. Those of all `rows` in which none of them stands are 0. `tables` has `table` numbers of blocks for
-   each slot; where it is NULL a slot is a first place. `scratch` has `threads` times TOGETHER queries, or those of one group where they are more,
-   each with scores of the longest sequence in whole groups of lanes, and `dim` floats. */
+   each slot; where it is NULL a slot is a first place. `scratch` has `room` floats for each of the threads: for TOGETHER queries, or those of one group
+   where they are more, each with scores of the longest sequence in whole groups of lanes, and `dim` floats. In SCORES of them as many heads are computed
+   together as have room, or as leave units to all threads. */
 void attend(
     float *out, float *logs, const float *q, int64_t q_row, int64_t q_head, const float *keys, const int64_t *key_strides, const float *values,
     const int64_t *value_strides, const int64_t *spans, int64_t count, const int64_t *tables, int64_t table, int64_t heads, int64_t kv_heads,
-    int64_t dim, int64_t window, int64_t rows, float *scratch, int64_t threads) {
+    int64_t dim, int64_t window, int64_t rows, float *scratch, int64_t room, int64_t threads) {
     const float scale = 1.0f / __builtin_sqrtf((float)dim);
     const span *of = (const span *)spans;
     const strides k = *(const strides *)key_strides, v = *(const strides *)value_strides;
-    const int64_t group = heads / kv_heads, tokens = group >= TOGETHER ? 1 : TOGETHER / group, most = tokens * group;
-    int64_t units = 0, longest = 0, pairs = 0, covered = 0;
+    const int64_t group = heads / kv_heads, tokens = group >= TOGETHER ? 1 : TOGETHER / group;
+    int64_t blocks = 0, longest = 0, most = 0, pairs = 0, covered = 0;
     for (int64_t each = 0; each < count; each++) {
         const int64_t stop = of[each].start + of[each].count;
-        units += units_of(of[each], tokens) * kv_heads;
+        blocks += units_of(of[each], tokens);
         longest = MAX(longest, stop);
+        most = MAX(most, MIN(of[each].count, tokens) * group);
         pairs += stop * of[each].count;
         covered += of[each].count;
     }
     if (covered < rows) memset(out, 0, rows * heads * dim * sizeof(float));
     if (covered < rows && logs) memset(logs, 0, rows * heads * sizeof(float));
-    const int64_t room = (longest + LANES - 1) / LANES * LANES;
+    const int64_t scores = (longest + LANES - 1) / LANES * LANES;
+    int64_t together = MAX(1, MIN(kv_heads, most ? MIN(room, SCORES) / (most * (scores + dim)) : 1));
+    while (threads > 1 && together > 1 && blocks * ((kv_heads + together - 1) / together) < FEW_UNITS * threads) together = (together + 1) / 2;
+    const int64_t units = blocks * ((kv_heads + together - 1) / together);
 #pragma omp parallel num_threads(threads) if (pairs * heads * dim > ALONE)
     {
-        float *own = scratch + omp_get_thread_num() * most * (room + dim);
-        query queries[most];
+        float *own = scratch + omp_get_thread_num() * room, *scaled = own + together * most * scores;
+        query queries[together * most];
 #pragma omp for schedule(dynamic)
         for (int64_t number = 0; number < units; number++) {
-            const unit now = unit_at(of, number, tokens, kv_heads);
+            const unit now = unit_at(of, number, tokens, kv_heads, together);
             int64_t found = 0;
-            for (int64_t token = now.first; token < now.stop; token++)
-                for (int64_t member = 0; member < group; member++, found++) {
-                    const int64_t head = now.kv_head * group + member, row = now.of.row + token, place = now.of.start + token;
-                    float *scaled = own + most * room + found * dim;
-                    for (int64_t i = 0; i < dim; i += LANES) put(scaled + i, at(q + row * q_row + head * q_head + i) * scale);
-                    queries[found] = (query){scaled, out + (row * heads + head) * dim, own + found * room, first_seen(place, window), place,
-                                             logs ? logs + row * heads + head : 0, 0};
-                }
+            for (int64_t head = now.head * group; head < (now.head + now.heads) * group; head += group)
+                for (int64_t token = now.first; token < now.stop; token++)
+                    for (int64_t member = head; member < head + group; member++, found++) {
+                        const int64_t row = now.of.row + token, place = now.of.start + token;
+                        for (int64_t i = 0; i < dim; i += LANES) put(scaled + found * dim + i, at(q + row * q_row + member * q_head + i) * scale);
+                        queries[found] = (query){scaled + found * dim, out + (row * heads + member) * dim, own + found * scores,
+                                                 first_seen(place, window), place, logs ? logs + row * heads + member : 0, 0};
+                    }
             ahead follows = {{0}, {0, -1}};
             if (number + 1 < units) {
-                const unit next = unit_at(of, number + 1, tokens, kv_heads);
+                const unit next = unit_at(of, number + 1, tokens, kv_heads, together);
                 const places its = {first_seen(next.of.start + next.first, window), next.of.start + next.stop - 1};
-                follows = (ahead){of_slot(keys, k, next.kv_head, tables, table, next.of.slot), first_of(its)};
+                follows = (ahead){of_slot(keys, k, next.head, tables, table, next.of.slot), piece(its, its.first, PLACES)};
             }
-            attend_together(queries, found, of_slot(keys, k, now.kv_head, tables, table, now.of.slot),
-                            of_slot(values, v, now.kv_head, tables, table, now.of.slot), dim, follows);
+            attend_together(queries, now.heads, found / now.heads, of_slot(keys, k, now.head, tables, table, now.of.slot),
+                            of_slot(values, v, now.head, tables, table, now.of.slot), dim, follows);
         }
     }
 }
@@ -322,5 +342,5 @@ void keep(
     }
 }
 
-CALL(attend, P(0), P(1), P(2), I(3), I(4), P(5), P(6), P(7), P(8), P(9), I(10), P(11), I(12), I(13), I(14), I(15), I(16), I(17), P(18), I(19))
+CALL(attend, P(0), P(1), P(2), I(3), I(4), P(5), P(6), P(7), P(8), P(9), I(10), P(11), I(12), I(13), I(14), I(15), I(16), I(17), P(18), I(19), I(20))
 CALL(keep, P(0), P(1), P(2), I(3), I(4), P(5), I(6), P(7), I(8), I(9), I(10))

@@ -46,14 +46,16 @@ def attend(
     out_RHE = buffers.floats(rows, heads, dim)
     logs_RH = buffers.floats(rows, heads) if logged else None
     q_RHE, keys, values = (buffers.rows(tensor) for tensor in (q_RHE, keys, values))
-    threads = torch.get_num_threads()
+    threads, kv_heads = torch.get_num_threads(), keys.shape[1]
     # Torch's, because it says so where memory runs out.
-    scratch = buffers.floats(threads, max(bindings.TOGETHER, heads // keys.shape[1]), pad_to(spans.longest, _LANES) + dim)
+    of_a_head = max(bindings.TOGETHER, heads // kv_heads) * (pad_to(spans.longest, _LANES) + dim)
+    room = max(of_a_head, min(bindings.SCORES, kv_heads * of_a_head))
+    scratch = buffers.floats(threads, room)
     bindings.call(
         "attend",
         *(out_RHE.data_ptr(), None if logs_RH is None else logs_RH.data_ptr(), q_RHE.data_ptr(), *q_RHE.stride()[:2]),
         *(keys.data_ptr(), _strides(keys), values.data_ptr(), _strides(values), *_of_spans(spans)),
-        *(heads, keys.shape[1], dim, window or 0, rows, scratch.data_ptr(), threads),
+        *(heads, kv_heads, dim, window or 0, rows, scratch.data_ptr(), room, threads),
     )
     return out_RHE, logs_RH
 

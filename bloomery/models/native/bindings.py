@@ -22,6 +22,8 @@ BLOCK: Final = 512
 """Values that are added up before their sum is."""
 TOGETHER: Final = 16
 """Queries whose scores are in the cache at a time, where a group of heads has no more."""
+SCORES: Final = 1 << 16
+"""Floats of queries and their scores that leave keys and values a place in the cache that a processor has for itself."""
 QUERIES: Final = 48
 """Queries whose gradients are computed with the same keys."""
 PANEL: Final = 32
@@ -43,7 +45,7 @@ _LIBRARY: Final = Compiled(
         "softmax_gradient": (_P, _P, _P, _I, _I),
         "invert": (_P, _P, _P, _P, _I, _I, _I),
         "draw": (_P, _P, _P, _P, _P, _P, _P, _I, _I),
-        "attend": (_P, _P, _P, _I, _I, _P, _P, _P, _P, _P, _I, _P, _I, _I, _I, _I, _I, _I, _P, _I),
+        "attend": (_P, _P, _P, _I, _I, _P, _P, _P, _P, _P, _I, _P, _I, _I, _I, _I, _I, _I, _P, _I, _I),
         "attend_backward": (_P, _P, _P, _P, _P, _I, _I, _P, _I, _I, _P, _I, _I, _P, _P, _P, _I, _I, _I, _I, _I, _P, _I, _I),
         "keep": (_P, _P, _P, _I, _I, _P, _I, _P, _I, _I, _I),
         "product": (_P, _I, _P, _I, _P, _I, _I, _I, _I, _I, _I),
@@ -64,7 +66,10 @@ _LIBRARY: Final = Compiled(
     # Contracted products and sums would have other bits on processors that have them.
     flags=(
         *("-ffp-contract=off", "-fno-math-errno", "-fopenmp"),
-        *(f"-D{name}={value}" for name, value in {"BLOCK": BLOCK, "TOGETHER": TOGETHER, "QUERIES": QUERIES, "PANEL": PANEL}.items()),
+        *(
+            f"-D{name}={value}"
+            for name, value in {"BLOCK": BLOCK, "TOGETHER": TOGETHER, "SCORES": SCORES, "QUERIES": QUERIES, "PANEL": PANEL}.items()
+        ),
         *(f"-DPLACES={BLOCK_PLACES}", f"-DMOST_ROWS={ROWS}"),
     ),
     instead="torch",
