@@ -9,6 +9,7 @@ Shapes: N layers, B blocks, K key/value heads, P places of a block, T tokens of 
 slot, F tokens. Of experts N are the sparse layers alone, E the experts per token, and K is 1.
 """
 
+import logging
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
@@ -23,7 +24,11 @@ from bloomery.infer.plan import Fork, Kept, Sample, Stem
 from bloomery.infer.prefixes import Contents, Prefixes
 from bloomery.infer.states import Beginning, States
 from bloomery.models.config import DecoderConfig
+from bloomery.models.memory import large_pages
 from bloomery.models.pads import BLOCK_PLACES, KEY_PAD, pad_to
+from bloomery.types.errors import reason
+
+log = logging.getLogger(__name__)
 
 _EXPERT: Final = torch.int16
 _SLOT_STEP: Final = 8
@@ -31,10 +36,8 @@ _TABLE_STEP: Final = KEY_PAD // BLOCK_PLACES
 """Blocks: attention may look at as many places as `KEY_PAD` is, or a multiple of it."""
 _FIRST_BYTES: Final = 16 << 20
 """There are blocks for as much at first: where storage moves with their number, on a GPU, what was recorded is of no use then."""
-_ALIGNED: Final = 64
-"""Bytes, as torch places its tensors: kernels may take what lies otherwise in another way."""
 _KEEP_BYTES: Final = 64 << 20
-"""Idle storage larger than this is given back."""
+"""More idle storage than this is worth giving back."""
 
 
 class Storage(NamedTuple):
@@ -137,8 +140,6 @@ class KeyValueCache:
         self.samples.pop()
         if self.states is not None:
             self.states.retain_marks({sample.stem for sample in self.samples})
-        if not self.samples:
-            self._shrink()
 
     def cut(self, sample: Sample, tokens: int) -> bool:
         """Forget what a sample has cached behind its prompt and some tokens; False where a state has gone on, which nothing takes back."""
@@ -177,8 +178,23 @@ class KeyValueCache:
     def forget_kept(self) -> None:
         """Forget what was kept of sequences that have left."""
         self._prefixes.clear()
-        if not self.samples:
-            self._shrink()
+
+    def shrink(self) -> None:
+        """Where no sample is there, give back what no sequence that is kept needs, if it is much."""
+        held = sorted(self._blocks.held)
+        if self.samples or (self._blocks.capacity - 2 * len(held)) * self._block_bytes <= _KEEP_BYTES:
+            return
+        if not held:
+            self._give_back()
+            return
+        try:
+            self._move(len(held), [NOBODYS, *held])
+        except (MemoryError, OSError, RuntimeError) as error:
+            # There is no room for both forms of it, and nobody needs what is kept.
+            log.warning("what is kept of prompts is let go of, for there was no memory to move it together: %s", reason(error))
+            self._give_back()
+            return
+        self._prefixes.renumber(self._blocks.close_ranks(len(held)))
 
     def clear(self) -> None:
         """Forget everything, and give the memory back."""
@@ -281,15 +297,6 @@ class KeyValueCache:
             self._move(capacity, slice(0, max(self._blocks.held, default=NOBODYS) + 1))
         self._blocks.grow(capacity)
 
-    def _shrink(self) -> None:
-        """Give back what no sequence that is kept needs, if it is much, when no sample is there."""
-        held = sorted(self._blocks.held)
-        if not held and self._blocks.capacity * self._block_bytes > _KEEP_BYTES:
-            self._give_back()
-        elif (self._blocks.capacity - 2 * len(held)) * self._block_bytes > _KEEP_BYTES:
-            self._move(len(held), [NOBODYS, *held])
-            self._prefixes.renumber(self._blocks.close_ranks(len(held)))
-
     # Steps are computed in inference mode, but what is made for longer is written to outside of it as well.
     @torch.inference_mode(False)
     def _move(self, capacity: int, blocks: slice | list[int]) -> None:
@@ -360,10 +367,7 @@ def _zeros(shape: Sequence[int], like: Tensor) -> Tensor:
     """On a CPU pages that nobody writes take neither time nor memory: the system knows that they are zero."""
     if not like.is_cpu:
         return like.new_zeros(shape)
-    size = math.prod(shape) * like.itemsize
-    memory = torch.from_numpy(np.zeros(size + _ALIGNED, np.uint8))
-    start = -memory.data_ptr() % _ALIGNED
-    return memory[start : start + size].view(like.dtype).view(*shape)
+    return large_pages(math.prod(shape) * like.itemsize).view(like.dtype).view(*shape)
 
 
 def _numbers(experts_NTE: Tensor) -> NDArray[np.int32]:

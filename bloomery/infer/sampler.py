@@ -229,6 +229,10 @@ class Sampler:
         """Forget the keys and values of requests that have left."""
         self._cache.forget_kept()
 
+    def shrink_cache(self) -> None:
+        """Give back memory of the cache that stands empty, where nobody runs: who samples in bursts takes it again."""
+        self._cache.shrink()
+
     def rest(self) -> None:
         """Give back all memory that can be had again: keys and values, and weights that a disk holds."""
         if self.in_hand:

@@ -145,8 +145,12 @@ def test_storage_follows_the_tokens_that_there_are_and_not_the_longest_sequence(
         cache.advance(sample, 10)
     assert len(cache._blocks.held) == blocks_for(200_000) + 8
     assert cache.storage.places >= 200_000
-    for sample in samples:
+    for sample in samples[1:]:
         cache.release(sample)
+    cache.shrink()
+    assert cache.storage.places >= 200_000, "nothing is given back of what somebody needs"
+    cache.release(samples[0])
+    cache.shrink()
     assert cache.keys_NBKPE.shape[1] == 1, "much idle memory is given back"
 
 
@@ -184,9 +188,27 @@ def test_memory_that_only_what_is_kept_still_needs_is_given_back_and_its_content
     cache.keep(small, stem_of(list(range(1, 201))))
     cache.release(small)
     cache.release(large)
+    cache.shrink()
     (kept,) = cache.kept
     assert cache._blocks.capacity == blocks_for(200)
     assert read(cache, begin(cache, kept, 2, 190).blocks)[:191].tolist() == [*range(1, 191), 0]
+
+
+def test_what_there_is_no_memory_to_move_is_let_go_of(monkeypatch):
+    def exhausted(*_: object) -> torch.Tensor:
+        raise OSError(12, "Cannot allocate memory")
+
+    cache = KeyValueCache(CONFIG, dtype=torch.float32, cache_tokens=1 << 20, kept_tokens=1 << 10)
+    large = sample_of(0)
+    kept_of(cache, 1)
+    cache.place(large)
+    cache.advance(large, 300_000)
+    cache.release(large)
+    with monkeypatch.context() as patch:
+        patch.setattr("bloomery.infer.cache.large_pages", exhausted)
+        cache.shrink()
+    assert (len(cache.kept), cache._blocks.capacity) == (0, 0)
+    assert kept_of(cache, 5) == [(5, 100)]
 
 
 def kept_of(cache: KeyValueCache, *starts: int, length: int = 100) -> list[tuple[int, int]]:
