@@ -15,10 +15,12 @@ from bloomery.types.resources import Fidelity
 
 
 class Comparisons:
-    """What was asked and not answered; `form` is that of the sampler in this process."""
+    """What was asked and not answered; `form` is that of the sampler in this process, and `give_back` is called where memory is lacking."""
 
-    def __init__(self, shelf: BlobShelf, decoder: Decoder, form: Form, send: Callable[[Compared], None]) -> None:
-        self._shelf, self._decoder, self._form, self._send = shelf, decoder, form, send
+    def __init__(
+        self, shelf: BlobShelf, decoder: Decoder, form: Form, send: Callable[[Compared], None], give_back: Callable[[], None] = lambda: None
+    ) -> None:
+        self._shelf, self._decoder, self._form, self._send, self._give_back = shelf, decoder, form, send, give_back
         self._orders: deque[Compare] = deque()
         self._work: Generator[None, None, Fidelity] | None = None
         """Of the first order, when it was begun."""
@@ -58,8 +60,10 @@ class Comparisons:
         self._send(answer)
 
     def _compare(self, order: Compare) -> Generator[None, None, Fidelity]:
-        needs, free = 2 * self._shelf.weigh(order.weights), free_bytes(self._decoder.device)
-        if needs > free:
+        needs, device = 2 * self._shelf.weigh(order.weights), self._decoder.device
+        if needs > free_bytes(device):
+            self._give_back()
+        if needs > (free := free_bytes(device)):
             raise Unavailable(f"version {order.weights.version} takes {needs} bytes of memory to compare, {free} are free: give the engine more")
         model = self._shelf.load(order.weights)
         logprobs = []

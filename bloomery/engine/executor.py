@@ -123,7 +123,7 @@ class Executor:
             shelf.kept_as = self._sampler.computed_with
         self._prove(path, shelf, form)
         self._doubtful = Doubtful()
-        self._comparisons = Comparisons(shelf, self._decoder, form, self._send)
+        self._comparisons = Comparisons(shelf, self._decoder, form, self._send, self._sampler.shrink_cache)
         self._boot_id = new_id("boot")
         self._conversation: int | None = None
         self._paused = self._draining = self._stopping = False
@@ -178,6 +178,7 @@ class Executor:
             self._train()
             if not (self._paused or self._draining):
                 self._comparisons.take_turn()
+            self._tidy()
             self._look_at_weights()
             self._finish_draining()
             self._tell_status()
@@ -187,7 +188,8 @@ class Executor:
     def _take_commands(self) -> None:
         """Everything that has arrived; waits while there is nothing to do."""
         works = self._has_work()
-        patience_s = 0.0 if works else min(self._next_status_s(), self._scrub.due_in_s, math.inf if self._paused else self._runs.next_turn_in_s)
+        turns_s = self._sampler.tidy_in_s, math.inf if self._paused else self._runs.next_turn_in_s
+        patience_s = 0.0 if works else min(self._next_status_s(), self._scrub.due_in_s, *turns_s)
         self._stirred |= works
         try:
             self._obey(self._inbox.get(timeout=patience_s) if patience_s > 0 else self._inbox.get_nowait())
@@ -292,6 +294,12 @@ class Executor:
         if self._sampler.tokens_sampled > sampled:
             self._threads.took(samples, threads, time.monotonic() - began)
         return events
+
+    def _tidy(self) -> None:
+        """Memory of the sampler that stands empty is given back after a while, or at once where it is lacking."""
+        if self._runs.lacks_memory:
+            self._sampler.shrink_cache()
+        self._sampler.tidy()
 
     def _train(self) -> None:
         began = time.monotonic()

@@ -48,6 +48,11 @@ class MemoryWaits:
         self._clock_s = clock_s
         self._waits: dict[str, _Wait] = {}
 
+    @property
+    def anybody(self) -> bool:
+        """Whether somebody waits."""
+        return bool(self._waits)
+
     def go_on(self, who: str) -> bool:
         """Wait, and look again in a moment; False when the time for it is over."""
         now_s = self._clock_s()

@@ -54,6 +54,11 @@ class ProcessRuns(Protocol):
         ...
 
     @property
+    def lacks_memory(self) -> bool:
+        """Whether anybody waits for memory that others hold."""
+        ...
+
+    @property
     def begun(self) -> bool:
         """Whether an operation is half done."""
         ...
@@ -133,6 +138,11 @@ class HeldRuns:
     def begun(self) -> bool:
         """Whether an operation is half done."""
         return self._training.begun
+
+    @property
+    def lacks_memory(self) -> bool:
+        """Whether a run or an operation waits for memory that others hold."""
+        return self._waits.anybody or self._training.lacks_memory
 
     @property
     def tokens_trained(self) -> int:
@@ -251,7 +261,7 @@ class NoRuns:
     executed: Mapping[str, int] = {}
     waiting = tokens_trained = 0
     next_turn_in_s = math.inf
-    begun = False
+    begun = lacks_memory = False
 
     def __init__(self, send: Send) -> None:
         self._send = send

@@ -56,6 +56,11 @@ class Training:
         return sum(run.waiting for run in self.runs.values())
 
     @property
+    def lacks_memory(self) -> bool:
+        """Whether an operation waits for memory that others hold."""
+        return self._waits.anybody
+
+    @property
     def begun(self) -> bool:
         """Whether an operation is half done."""
         return any(run.begun for run in self.runs.values())

@@ -189,8 +189,8 @@ class KeyValueCache:
             return
         try:
             self._move(len(held), [NOBODYS, *held])
-        except (MemoryError, OSError, RuntimeError) as error:
-            # There is no room for both forms of it, and nobody needs what is kept.
+        except (MemoryError, torch.OutOfMemoryError) as error:
+            # There is no room for both, and nobody needs what is kept.
             log.warning("what is kept of prompts is let go of, for there was no memory to move it together: %s", reason(error))
             self._give_back()
             return

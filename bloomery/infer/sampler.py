@@ -5,6 +5,7 @@ weights, `Queues` those that have them, and `Stepper` takes these on by a step. 
 what is served (`Live`) goes on with other weights when these are swapped.
 """
 
+import time
 from collections import Counter
 from concurrent.futures import Future
 from dataclasses import replace
@@ -33,6 +34,9 @@ CACHE_BYTES: Final = 1 << 30
 """Bound of the key and value cache; a sequence that runs alone may exceed it."""
 KEPT_BYTES: Final = 1 << 27
 """Bound of the keys and values of sequences that have left."""
+IDLE_S: Final = 10.0
+"""Without a step for so long, memory that stands empty is given back. Not at once: bursts follow each other, as rollouts do, and each would take
+again what the one before gave back, and the system clears it first."""
 
 
 class Sampler:
@@ -48,12 +52,14 @@ class Sampler:
         *,
         versions_in_memory: int = VERSIONS_IN_MEMORY,
         alone: bool = False,
+        idle_s: float = IDLE_S,
     ) -> None:
-        """`alone`: nothing else reads the decoder or what the source loads, so that plain weights need not stay beside packed ones."""
+        """`alone`: nothing else reads the decoder or what the source loads, so that plain weights need not stay beside packed ones. `idle_s`: after
+        so long without a step `tidy` gives memory back."""
         form = Form() if form is None else form
         self._config, self._grammars = decoder.config, grammars
         packing = self._packing = Packing(source, decoder, in_place=alone) if form.packed else None
-        self._versions = Versions(packing or source, lambda: free_bytes(decoder.device), limit_versions=versions_in_memory)
+        self._versions = Versions(packing or source, lambda: free_bytes(decoder.device), self.shrink_cache, limit_versions=versions_in_memory)
         self._limits = _with_states(limits or _limits(decoder), decoder)
         self._cache = KeyValueCache(
             decoder.config,
@@ -68,6 +74,9 @@ class Sampler:
         self.swaps = 0
         """How often a name was given other weights."""
         self.paused: PauseMode | None = None
+        self._idle_s = idle_s
+        self._tidy_s = time.monotonic() + idle_s
+        """When memory is given back, unless there is a step before."""
 
     @property
     def busy(self) -> bool:
@@ -228,9 +237,21 @@ class Sampler:
     def reset_prefix_cache(self) -> None:
         """Forget the keys and values of requests that have left."""
         self._cache.forget_kept()
+        self._cache.shrink()
+
+    @property
+    def tidy_in_s(self) -> float:
+        """Until `tidy` has something to look at."""
+        return max(0.0, self._tidy_s - time.monotonic())
+
+    def tidy(self) -> None:
+        """Give back what stands empty, if there was no step for a while."""
+        if self.tidy_in_s == 0:
+            self.shrink_cache()
+            self._tidy_s = time.monotonic() + self._idle_s
 
     def shrink_cache(self) -> None:
-        """Give back memory of the cache that stands empty, where nobody runs: who samples in bursts takes it again."""
+        """Give back memory of the cache that stands empty, where nobody runs: somebody lacks it."""
         self._cache.shrink()
 
     def rest(self) -> None:
@@ -243,6 +264,7 @@ class Sampler:
 
     def step(self) -> list[SamplerEvent]:
         """One step of everything that runs: one token at most of every sample, but of those whose drafts are right, or right again."""
+        self._tidy_s = time.monotonic() + self._idle_s
         self._receive()
         if self.paused != "keep":
             self._stepper.advance()

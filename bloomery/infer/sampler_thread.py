@@ -5,7 +5,6 @@ Whoever waits for it is told so after a while. Those who stop waiting do not und
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from concurrent.futures import Future
 from contextlib import suppress
@@ -22,9 +21,6 @@ from bloomery.types.generation import Abort, Generate, GenerateFailed, SampleFin
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 _CLOSED: Final = "the engine was closed"
-IDLE_S: Final = 10.0
-"""Without a step for so long, memory that stands empty is given back. Not at once: bursts follow each other, as rollouts do, and each would take
-again what the one before gave back, and the system clears it first."""
 
 
 async def within(timeout_s: float, whom: str, awaited: Awaitable[T]) -> T:
@@ -78,8 +74,6 @@ class SamplerThread:
         self._streams: dict[str, _Stream] = {}
         self._drains: list[Future[None]] = []
         self._closed = False
-        self._tidy_s = time.monotonic() + IDLE_S
-        """When memory is given back, unless there is a step before."""
         self._thread = Thread(target=self._run, name="sampler")
 
     def start(self) -> None:
@@ -159,10 +153,7 @@ class SamplerThread:
                 self._obey()
                 if self._sampler.busy:
                     self._step()
-                    self._tidy_s = time.monotonic() + IDLE_S
-                elif time.monotonic() >= self._tidy_s:
-                    self._sampler.shrink_cache()
-                    self._tidy_s = time.monotonic() + IDLE_S
+                self._sampler.tidy()
                 self._look_at_weights()
                 if not self._sampler.in_hand:
                     self.end_drains()
@@ -192,7 +183,7 @@ class SamplerThread:
         """Every order that has come; waits for one while there is nothing to sample, but not for longer than until something else is due."""
         try:
             if not self._sampler.busy:
-                self._inbox.get(timeout=max(0.0, min(self._scrub.due_in_s, self._tidy_s - time.monotonic()))).obey()
+                self._inbox.get(timeout=min(self._scrub.due_in_s, self._sampler.tidy_in_s)).obey()
             while True:
                 self._inbox.get_nowait().obey()
         except Empty:

@@ -65,11 +65,14 @@ class Versions:
         self,
         source: Source,
         free_bytes: Callable[[], int],
+        give_back: Callable[[], None] = lambda: None,
         *,
         limit_bytes: int | None = None,
         limit_versions: int = VERSIONS_IN_MEMORY,
         at_once_s: float = _AT_ONCE_S,
     ) -> None:
+        """`give_back` is called where memory is lacking, and leaves more of it if anybody has some that stands empty."""
+        self._give_back = give_back
         self._source, self._free_bytes, self._limit_versions = source, free_bytes, limit_versions
         self._limit_bytes = free_bytes() // _SHARE_OF_FREE if limit_bytes is None else limit_bytes
         self._held: OrderedDict[str, _Held] = OrderedDict()
@@ -206,6 +209,9 @@ class Versions:
         if busy and (kept >= self._limit_versions or kept_bytes + needs > self._limit_bytes):
             return False
         free_bytes = self._free_bytes()
+        if self._lacks(needs, free_bytes):
+            self._give_back()
+            free_bytes = self._free_bytes()
         if not self._lacks(needs - self._bytes(free) // _LOADING, free_bytes):
             while free and (
                 kept + len(free) >= self._limit_versions

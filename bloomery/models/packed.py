@@ -13,6 +13,7 @@ from torch import nn
 
 from bloomery.models import products
 from bloomery.models.decoder import Decoder
+from bloomery.models.memory import LargePages
 from bloomery.models.products import PACKABLE, packed
 from bloomery.models.rests import rest
 
@@ -34,11 +35,13 @@ def pack(decoder: Decoder) -> Decoder:
 
 def pack_in_place(decoder: Decoder) -> None:
     """Pack one matrix after the other, so that there is never more than one twice."""
-    decoder.head = packed(decoder.head_weight)
+    pages = LargePages()
+    decoder.head = packed(decoder.head_weight, pages)
     rest()
     for module, name, weight in _weights(decoder):
         delattr(module, name)
-        setattr(module, name, packed(weight) if weight.dim() == 2 else nn.ParameterList(packed(matrix) for matrix in weight.unbind()))
+        own = packed(weight, pages) if weight.dim() == 2 else nn.ParameterList(packed(matrix, pages) for matrix in weight.unbind())
+        setattr(module, name, own)
         rest()
 
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from bloomery.models.gpu import launch
 from bloomery.models.gpu import products as gpu_products
+from bloomery.models.memory import LargePages
 from bloomery.models.native import gemm, half_gemm, split_gemm
 
 PACKABLE: Final = frozenset({"qkv", "q", "kv", "o", "gate_up", "down", "latent_in", "latent_out", "gate", "projection"})
@@ -42,10 +43,10 @@ class Panels(nn.Parameter):
 
     outputs: int
 
-    def __new__(cls, weight_OI: Tensor) -> "Panels":
+    def __new__(cls, weight_OI: Tensor, pages: LargePages | None = None) -> "Panels":
         """Of a plain one."""
         pack = half_gemm.pack if weight_OI.dtype == torch.bfloat16 else gemm.pack
-        panels = super().__new__(cls, pack(weight_OI.detach()), requires_grad=False)
+        panels = super().__new__(cls, pack(weight_OI.detach(), pages), requires_grad=False)
         panels.outputs = len(weight_OI)
         return panels
 
@@ -121,10 +122,10 @@ def add_batch_product(out_MRC: Tensor, a_MRS: Tensor, b_MSC: Tensor) -> Tensor:
     return out_MRC.baddbmm_(a_MRS, b_MSC)
 
 
-def packed(weight_OI: Tensor) -> nn.Parameter:
-    """A copy for `product` alone, in its kernel's own order; asks for `can_pack`."""
+def packed(weight_OI: Tensor, pages: LargePages | None = None) -> nn.Parameter:
+    """A copy for `product` alone, in its kernel's own order, and in `pages` where there are some that the kernel can use; asks for `can_pack`."""
     if gemm.multiplies(weight_OI) or half_gemm.multiplies(weight_OI):
-        return Panels(weight_OI)
+        return Panels(weight_OI, pages)
     return nn.Parameter(torch.ops.mkldnn._reorder_linear_weight(weight_OI.detach()), requires_grad=False)
 
 

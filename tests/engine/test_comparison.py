@@ -1,8 +1,10 @@
 """The engine's side of fidelity cards."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from bloomery.engine.comparison import Comparisons
 from bloomery.engine.shelf import BlobShelf
@@ -23,14 +25,14 @@ TEXT = np.random.default_rng(1).integers(0, VOCAB, 640).tolist()
 class Bench:
     """Comparisons over a shelf that holds one trained adapter."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, give_back: Callable[[], None] = lambda: None) -> None:
         model = decoder()
         self.shelf = BlobShelf(Blobs(directory), model, base_hash=BASE_HASH, numerics="test", keys=NO_KEYS)
         *_, saved = train(run(model, self.shelf), [learn(supervised([30, 40])), step(), SAVE])
         assert isinstance(saved, SnapshotResult)
         self.weights = Weights(version=saved.version, key=saved.key)
         self.sent: list[Compared] = []
-        self.comparisons = Comparisons(self.shelf, model, Form(), self.sent.append)
+        self.comparisons = Comparisons(self.shelf, model, Form(), self.sent.append, give_back)
 
     def order(self, request_id: str, sampled_with: Weights, says: Weights) -> Compare:
         answers = sample(self.shelf.load(sampled_with), prompts(TEXT, 1024, 4, (3, 600, 610, 20)), 4, Form())
@@ -50,6 +52,20 @@ def test_a_card_takes_a_turn_for_each_pass_and_one_for_itself(tmp_path: Path) ->
     assert (answer.request_id, answer.error) == ("a", None)
     card = Fidelity.model_validate_json(answer.card)
     assert (card.verdict, card.max_abs, card.sequences) == ("pass", 0.0, 7)
+
+
+@pytest.mark.parametrize("enough", [True, False])
+def test_where_memory_is_lacking_what_stands_empty_is_given_back_before_a_card_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, enough: bool
+) -> None:
+    free = [10]
+    monkeypatch.setattr("bloomery.engine.comparison.free_bytes", lambda device: free[0])
+    bench = Bench(tmp_path, give_back=lambda: free.append(free.pop() + (1 << 40 if enough else 1)))
+    bench.comparisons.add(bench.order("a", bench.weights, bench.weights))
+    while bench.comparisons.waiting:
+        bench.comparisons.take_turn()
+    assert (bench.sent[0].error is None) == enough
+    assert enough or "11 are free" in str(bench.sent[0].error)
 
 
 def test_answers_of_other_weights_fail_and_it_is_said_that_the_difference_is_not_here(tmp_path: Path) -> None:

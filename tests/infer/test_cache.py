@@ -196,7 +196,7 @@ def test_memory_that_only_what_is_kept_still_needs_is_given_back_and_its_content
 
 def test_what_there_is_no_memory_to_move_is_let_go_of(monkeypatch):
     def exhausted(*_: object) -> torch.Tensor:
-        raise OSError(12, "Cannot allocate memory")
+        raise MemoryError
 
     cache = KeyValueCache(CONFIG, dtype=torch.float32, cache_tokens=1 << 20, kept_tokens=1 << 10)
     large = sample_of(0)

@@ -8,7 +8,6 @@ from threading import Event
 import pytest
 import torch
 
-from bloomery.infer import cache, sampler_thread
 from bloomery.infer.embedded import Deadlines, EmbeddedEngine
 from bloomery.infer.versions import UPDATES_IN_MEMORY, Model
 from bloomery.models import rests
@@ -415,19 +414,3 @@ async def test_a_commit_that_fails_can_be_made_again_and_is_not_changed_in_betwe
         await engine.unload_adapter("a0")
         after = await engine.commit("a16", "keep")
         assert (after.version, after.checksum == before.checksum) == ("new 16", False)
-
-
-async def test_memory_that_stands_empty_is_given_back_after_a_while_and_not_between_bursts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "_KEEP_BYTES", 0)
-    async with running(Disk()) as engine:
-        storage = engine._sampler._cache
-        monkeypatch.setattr(sampler_thread, "IDLE_S", PATIENCE_S)
-        first = ids(await answer(engine, ask("first", length=300)))
-        taken = storage._blocks.capacity
-        await engine.metrics()
-        assert storage._blocks.capacity == taken > 2 * len(storage._blocks.held), "the next burst takes it as it is"
-        monkeypatch.setattr(sampler_thread, "IDLE_S", 0.0)
-        assert ids(await answer(engine, ask("again", length=300))) == first
-        while storage._blocks.capacity > len(storage._blocks.held):
-            await asyncio.sleep(0.01)
-        assert ids(await answer(engine, ask("after", length=300))) == first

@@ -361,6 +361,36 @@ def test_memory_that_runs_out_for_a_newcomer_ends_those_who_run_and_the_engine_g
     assert found["after"] == generate(sampler(model), request("after", prompt(10)))["after"]
 
 
+def test_memory_that_stands_empty_is_given_back_after_a_while_and_not_between_bursts(model, monkeypatch):
+    monkeypatch.setattr(cache, "_KEEP_BYTES", 0)
+    engine = Sampler(model, Adapters(model, None), idle_s=3600)
+    storage, asked = engine._cache, request("r", prompt(300), num_samples=2)
+    first = generate(engine, asked)["r"].told
+    taken = storage._blocks.capacity
+    engine.tidy()
+    assert generate(engine, asked)["r"].told == first
+    engine.tidy()
+    assert storage._blocks.capacity == taken > 2 * len(storage._blocks.held), "the next burst takes it as it is"
+    assert 0 < engine.tidy_in_s <= 3600
+    engine._idle_s = 0.0
+    engine.submit(asked)
+    engine.step()
+    engine.tidy()
+    assert storage._blocks.capacity == taken, "somebody runs"
+    drain(engine)
+    engine.tidy()
+    assert storage._blocks.capacity == len(storage._blocks.held) > 0
+    assert generate(engine, asked)["r"].told == first
+
+
+def test_whoever_asks_to_forget_prompts_has_their_memory_at_once(model, monkeypatch):
+    monkeypatch.setattr(cache, "_KEEP_BYTES", 0)
+    engine = sampler(model)
+    generate(engine, request("r", prompt(300)))
+    engine.reset_prefix_cache()
+    assert engine._cache._blocks.capacity == 0
+
+
 def test_forgetting_everything_leaves_an_idle_engine(model):
     engine = sampler(model)
     engine.submit(request("r", prompt(10), num_samples=3))

@@ -204,6 +204,17 @@ def test_what_does_not_fit_is_refused_with_the_numbers_and_harms_nobody():
     assert source.loads == ["100-a", "0-base"]
 
 
+def test_before_one_is_refused_whoever_holds_memory_that_stands_empty_gives_it_back():
+    there = [500]
+    versions = Versions(Sized(), lambda: there[0] - versions.held_bytes, lambda: there.append(there.pop() + 200), limit_bytes=10**9)
+    used(versions, "100-a", "200-b")
+    assert there == [500], "nobody lacked any"
+    used(versions, "200-c")
+    assert (there, versions.held_bytes) == ([700], 500), "nothing that is held goes for it"
+    with pytest.raises(Unavailable, match=r"takes 1400 bytes of memory to load, 400 are free"):
+        versions.ask(Weights(version="700-d", key="k"), in_use=())
+
+
 def test_idle_versions_go_when_memory_is_short():
     source = Sized()
     versions = Versions(source, lambda: 500 - versions.held_bytes, limit_bytes=10**9)

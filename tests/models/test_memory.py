@@ -1,4 +1,4 @@
-"""Memory in large pages: what a kernel may take for granted of it, and that the system is asked for them."""
+"""Room in large pages: what a kernel may take for granted of it, that the system is asked for them, and that it gets them back."""
 
 import gc
 import mmap
@@ -6,11 +6,14 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
-from bloomery.models.memory import large_pages
+from bloomery.models import memory
+from bloomery.models.memory import LargePages, large_pages
 
 PAGE = 2 << 20
 MAPPINGS = Path("/proc/self/smaps")
+tells = pytest.mark.skipif(not (MAPPINGS.exists() and hasattr(mmap, "MADV_HUGEPAGE")), reason="this system says nothing of its pages")
 
 
 def mapping_of(address: int) -> str | None:
@@ -22,35 +25,63 @@ def mapping_of(address: int) -> str | None:
     return None
 
 
+def is_large(address: int) -> bool:
+    told = mapping_of(address)
+    assert told is not None
+    return " hg" in told
+
+
 @pytest.mark.parametrize("size_bytes", [0, 1, 4096, PAGE - 1, PAGE, 3 * PAGE + 5])
 def test_it_holds_zeros_and_as_many_as_were_asked_for(size_bytes):
-    memory = large_pages(size_bytes)
-    assert memory.shape == (size_bytes,)
-    assert not memory.any()
-    assert size_bytes == 0 or memory.data_ptr() % PAGE == 0
-    memory.fill_(7)
-    assert (memory == 7).all()
+    room = large_pages(size_bytes)
+    assert room.shape == (size_bytes,)
+    assert not room.any()
+    assert size_bytes == 0 or room.data_ptr() % PAGE == 0
+    room.fill_(7)
+    assert (room == 7).all()
     assert not large_pages(size_bytes).any()
 
 
-@pytest.mark.skipif(
-    not (MAPPINGS.exists() and hasattr(mmap, "MADV_HUGEPAGE")), reason="this system says nothing of its pages, or has small ones alone"
-)
-def test_whole_pages_are_asked_for_and_the_rest_takes_no_more_than_it_needs():
-    memory = large_pages(3 * PAGE + 5)
-    whole, rest = mapping_of(memory.data_ptr() + PAGE), mapping_of(memory.data_ptr() + 3 * PAGE)
-    assert whole is not None
-    assert rest is not None
-    assert " hg" in whole
-    assert " hg" not in rest
+@tells
+def test_all_of_it_is_in_pages_that_were_asked_to_be_large():
+    room = large_pages(3 * PAGE + 5)
+    assert all(is_large(room.data_ptr() + place) for place in (0, PAGE, 3 * PAGE + 4))
 
 
-@pytest.mark.skipif(not MAPPINGS.exists(), reason="this system says nothing of its pages")
-def test_it_goes_with_the_last_tensor_that_looks_at_it():
-    part = large_pages(4 * PAGE).view(4, PAGE)[2]
-    address = part.data_ptr()
+@pytest.mark.parametrize("size_bytes", [1 << 60, 1 << 70])
+def test_more_than_there_is_is_no_memory(size_bytes):
+    with pytest.raises(MemoryError, match=str(size_bytes)):
+        large_pages(size_bytes)
+
+
+@tells
+def test_what_comes_together_lies_together_and_goes_with_the_last_of_it():
+    pages = LargePages()
+    small = [pages.take(size) for size in (100, 1, 0, 5000)]
+    addresses = [room.data_ptr() for room in small if len(room)]
+    assert addresses == [addresses[0], addresses[0] + 128, addresses[0] + 192]
+    assert all(map(is_large, addresses))
+    large = pages.take(memory._STRETCH)
+    assert not large.any()
+    assert mapping_of(large.data_ptr() + memory._STRETCH - 1) is not None
+    for number, room in enumerate(small):
+        room.fill_(number)
+    assert [room.unique().tolist() for room in small] == [[0], [1], [], [3]]
+    del pages
+    kept = small.pop(1)
+    small.clear()
+    del room
     gc.collect()
-    assert mapping_of(address) is not None
-    del part
+    assert mapping_of(addresses[0]) is not None
+    del kept
     gc.collect()
-    assert mapping_of(address) is None
+    assert mapping_of(addresses[0]) is None
+
+
+@tells
+def test_many_small_things_take_few_mappings():
+    before = len(re.findall(r"VmFlags", MAPPINGS.read_text()))
+    pages = LargePages()
+    held = [pages.take(50_000).view(torch.float32) for _ in range(3000)]
+    assert len({room.data_ptr() for room in held}) == 3000
+    assert len(re.findall(r"VmFlags", MAPPINGS.read_text())) - before < 12

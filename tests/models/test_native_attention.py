@@ -100,26 +100,31 @@ def test_the_number_of_threads_and_the_company_change_no_bit() -> None:
             assert torch.equal(own_RHE[start:stop], together_RHE[start:stop])
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize(("kv_heads", "window"), [(7, None), (8, 40), (1, None)])
+@pytest.mark.parametrize("lengths", [[90, 1, 200], [3000]], ids=["sequences", "one"])
 def test_the_number_of_heads_that_are_computed_together_changes_no_bit(
-    monkeypatch: pytest.MonkeyPatch, threads: int, kv_heads: int, window: int | None
+    monkeypatch: pytest.MonkeyPatch, lengths: list[int], kv_heads: int, window: int | None, threads: int
 ) -> None:
-    lengths = [90, 1, 200]
+    """Of whole sequences, and of a step in which each goes on by one token, which leaves threads few units of all heads."""
     starts, dim = packed_starts(lengths), 16
     q_RHE = noise(starts[-1], 2 * kv_heads, dim)
     k_RKE, v_RKE = noise(starts[-1], kv_heads, dim, seed=1), noise(starts[-1], kv_heads, dim, seed=2)
-    spans = Spans.of([(start, start, 0, stop - start) for start, stop in pairwise(starts)])
-    found, before = [], torch.get_num_threads()
+    spans = [(start, start, 0, stop - start) for start, stop in pairwise(starts)]
+    steps = [(row, start, stop - start - 1, 1) for row, (start, stop) in enumerate(pairwise(starts))]
+    last = [stop - 1 for stop in starts[1:]]
+    found, stepped, before = [], [], torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         # One head, a few, of which the last ones are fewer, and all.
-        for room in (0, 3 * bindings.TOGETHER * (200 + dim), bindings.SCORES):
+        for room in (0, 3 * bindings.TOGETHER * (max(lengths) + dim), bindings.SCORES):
             monkeypatch.setattr(bindings, "SCORES", room)
-            found.append(native_attention.attend(q_RHE, k_RKE, v_RKE, spans, window)[0])
+            found.append(native_attention.attend(q_RHE, k_RKE, v_RKE, Spans.of(spans), window)[0])
+            stepped.append(native_attention.attend(q_RHE[last], k_RKE, v_RKE, Spans.of(steps), window)[0])
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(each, found[0]) for each in found[1:])
+    assert all(torch.equal(each, found[0][last]) for each in stepped)
 
 
 @pytest.mark.parametrize("window", [None, 50])

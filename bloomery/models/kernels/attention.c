@@ -21,7 +21,7 @@
 #define NEAR 256
 /* Floats of a line of the cache. */
 #define LINE 16
-/* Units of each thread, or of fewer heads: who is done first has something left to take over. */
+/* Units for each thread at least, of fewer heads where there would not be as many: whoever is done first finds something to take over. */
 #define FEW_UNITS 4
 #define MIN(a, b) ((a) < (b) ? (a) : (b))
 #define MAX(a, b) ((a) > (b) ? (a) : (b))
@@ -81,7 +81,8 @@ static inline __attribute__((always_inline)) void score(
     }
     const lanes found = sums(products);
 #pragma GCC unroll 8
-    for (int each = 0; each < queries; each++) memcpy(of[each].scores + place - of[each].first, (const float *)&found + each * count, count * sizeof(float));
+    for (int each = 0; each < queries; each++)
+        memcpy(of[each].scores + place - of[each].first, (const float *)&found + each * count, count * sizeof(float));
 }
 
 /* The weights of all places that a query sees, and their sum. */
@@ -216,19 +217,24 @@ static inline __attribute__((always_inline)) void gather_all(const int queries, 
 static void score_head(query *of, int64_t queries, places among, sequence keys, int64_t dim, ahead next) { TILES(SCORE) }
 static void gather_head(query *of, int64_t queries, places among, sequence values, int64_t dim, ahead next) { TILES(GATHER) }
 
-/* The same of a head that is so many further. */
+/* Keys, or values, of the head that is so many further. */
 static inline sequence further(sequence of, int64_t heads) { of.first += heads * of.by.head; return of; }
 
-/* Queries of some heads of keys and values, as many of each. Of some places all heads are read, then of those behind them, in the order in which they lie
-   in memory, and stay in the cache until all queries have read them. `follows` is read after the last values. */
+/* What is read after some places of a head, where all heads of these are read before those behind them: `follows` after the last. */
+static inline ahead behind(sequence of, int64_t head, int64_t heads, places among, places all, int64_t step, ahead follows) {
+    if (head + 1 < heads) return (ahead){further(of, head + 1), among};
+    return among.last < all.last ? (ahead){of, piece(all, among.last + 1, step)} : follows;
+}
+
+/* Queries of some heads of keys and values, as many of each. Of some places all heads are read, then of those behind them, in the order in which
+   they lie in memory, and stay in the cache until all queries have read them. `follows` is read after the last values. */
 static void attend_together(query *of, int64_t heads, int64_t queries, sequence keys, sequence values, int64_t dim, ahead follows) {
     const int64_t step = MAX(NEAR / heads / PLACES, 1) * PLACES;
     places all = {of[0].first, of[0].last};
     for (int64_t each = 1; each < queries; each++) all = (places){MIN(all.first, of[each].first), MAX(all.last, of[each].last)};
     for (places among = piece(all, all.first, step); among.first <= all.last; among = piece(all, among.last + 1, step))
         for (int64_t head = 0; head < heads; head++) {
-            ahead next = {further(keys, head + 1), among};
-            if (head + 1 == heads) next = among.last < all.last ? (ahead){keys, piece(all, among.last + 1, step)} : (ahead){values, piece(all, all.first, step)};
+            const ahead next = behind(keys, head, heads, among, all, step, (ahead){values, piece(all, all.first, step)});
             score_head(of + head * queries, queries, among, further(keys, head), dim, next);
         }
     for (int64_t each = 0; each < heads * queries; each++) {
@@ -237,8 +243,7 @@ static void attend_together(query *of, int64_t heads, int64_t queries, sequence 
     }
     for (places among = piece(all, all.first, step); among.first <= all.last; among = piece(all, among.last + 1, step))
         for (int64_t head = 0; head < heads; head++) {
-            ahead next = {further(values, head + 1), among};
-            if (head + 1 == heads) next = among.last < all.last ? (ahead){values, piece(all, among.last + 1, step)} : follows;
+            const ahead next = behind(values, head, heads, among, all, step, follows);
             gather_head(of + head * queries, queries, among, further(values, head), dim, next);
         }
     for (int64_t each = 0; each < heads * queries; each++)
@@ -257,11 +262,14 @@ typedef struct {
     int64_t first, stop, head, heads;
 } unit;
 
-static inline int64_t units_of(span of, int64_t tokens) { return (of.count + tokens - 1) / tokens; }
+/* Of so many things, as many at a time. */
+static inline int64_t shares(int64_t things, int64_t together) { return (things + together - 1) / together; }
+
+static inline int64_t units_of(span of, int64_t tokens) { return shares(of.count, tokens); }
 
 /* The unit with this number of all, with so many tokens and heads at most; of some tokens one for some heads after the other. */
 static inline unit unit_at(const span *spans, int64_t number, int64_t tokens, int64_t kv_heads, int64_t heads) {
-    const int64_t parts = (kv_heads + heads - 1) / heads, head = number % parts * heads;
+    const int64_t parts = shares(kv_heads, heads), head = number % parts * heads;
     int64_t block = number / parts;
     for (; block >= units_of(*spans, tokens); spans++) block -= units_of(*spans, tokens);
     return (unit){*spans, block * tokens, MIN(spans->count, (block + 1) * tokens), head, MIN(heads, kv_heads - head)};
@@ -273,8 +281,8 @@ static inline int64_t first_seen(int64_t place, int64_t window) { return window 
 /* Every token of the spans attends to its sequence up to itself, or to the last `window` places of it; `logs` [rows, heads] gets the logarithms of
    the sums of exponentials, and may be NULL. Those of all `rows` in which none of them stands are 0. `tables` has `table` numbers of blocks for
    each slot; where it is NULL a slot is a first place. `scratch` has `room` floats for each of the threads: for TOGETHER queries, or those of one group
-   where they are more, each with scores of the longest sequence in whole groups of lanes, and `dim` floats. In SCORES of them as many heads are computed
-   together as have room, or as leave units to all threads. */
+   where they are more, each with scores of the longest sequence in whole groups of lanes, and `dim` floats. As many heads are computed together as have
+   room there, but in SCORES floats at most, and as leave units to all threads. */
 void attend(
     float *out, float *logs, const float *q, int64_t q_row, int64_t q_head, const float *keys, const int64_t *key_strides, const float *values,
     const int64_t *value_strides, const int64_t *spans, int64_t count, const int64_t *tables, int64_t table, int64_t heads, int64_t kv_heads,
@@ -283,7 +291,7 @@ void attend(
     const span *of = (const span *)spans;
     const strides k = *(const strides *)key_strides, v = *(const strides *)value_strides;
     const int64_t group = heads / kv_heads, tokens = group >= TOGETHER ? 1 : TOGETHER / group;
-    int64_t blocks = 0, longest = 0, most = 0, pairs = 0, covered = 0;
+    int64_t blocks = 0, longest = 0, most = 1, pairs = 0, covered = 0;
     for (int64_t each = 0; each < count; each++) {
         const int64_t stop = of[each].start + of[each].count;
         blocks += units_of(of[each], tokens);
@@ -295,10 +303,11 @@ void attend(
     if (covered < rows) memset(out, 0, rows * heads * dim * sizeof(float));
     if (covered < rows && logs) memset(logs, 0, rows * heads * sizeof(float));
     const int64_t scores = (longest + LANES - 1) / LANES * LANES;
-    int64_t together = MAX(1, MIN(kv_heads, most ? MIN(room, SCORES) / (most * (scores + dim)) : 1));
-    while (threads > 1 && together > 1 && blocks * ((kv_heads + together - 1) / together) < FEW_UNITS * threads) together = (together + 1) / 2;
-    const int64_t units = blocks * ((kv_heads + together - 1) / together);
-#pragma omp parallel num_threads(threads) if (pairs * heads * dim > ALONE)
+    const int64_t used = pairs * heads * dim > ALONE ? threads : 1, near = MAX(1, MIN(room, SCORES) / (most * (scores + dim)));
+    int64_t parts = shares(kv_heads, near);
+    if (used > 1) parts = MIN(kv_heads, MAX(parts, shares(FEW_UNITS * used, MAX(1, blocks))));
+    const int64_t together = shares(kv_heads, parts), units = blocks * shares(kv_heads, together);
+#pragma omp parallel num_threads(used)
     {
         float *own = scratch + omp_get_thread_num() * room, *scaled = own + together * most * scores;
         query queries[together * most];

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bloomery.models.compiled import INTEGER as _I
-from bloomery.models.memory import large_pages
+from bloomery.models.memory import LargePages
 from bloomery.models.program import current_recorder
 
 
@@ -19,9 +19,11 @@ def floats(*shape: int, zeros: bool = False) -> Tensor:
     return (torch.zeros if zeros else torch.empty)(shape, dtype=torch.float32, device="cpu")
 
 
-def lasting(*shape: int, dtype: torch.dtype) -> Tensor:
-    """Room for an answer that stays."""
-    return large_pages(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
+def lasting(pages: LargePages | None, *shape: int, dtype: torch.dtype) -> Tensor:
+    """Room for what stays, in these pages where there are some."""
+    if pages is None:
+        return torch.empty(shape, dtype=dtype, device="cpu")
+    return pages.take(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
 
 
 def halves(*shape: int) -> Tensor:

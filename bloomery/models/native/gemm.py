@@ -8,6 +8,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from bloomery.models.memory import LargePages
 from bloomery.models.native import bindings, buffers
 from bloomery.models.pads import pad_to
 from bloomery.obs.machine import processor_flags
@@ -21,11 +22,11 @@ def multiplies(*tensors: Tensor) -> bool:
     return FUSES and bindings.available(*tensors)
 
 
-def pack(weight_OI: Tensor) -> Tensor:
-    """A matrix in the order in which it is multiplied with [P, I, W], zeros behind the last output."""
+def pack(weight_OI: Tensor, pages: LargePages | None = None) -> Tensor:
+    """A matrix in the order in which it is multiplied with [P, I, W], zeros behind the last output; in `pages` where there are some."""
     weight_OI = buffers.rows(weight_OI)
     outputs, inputs = weight_OI.shape
-    panels_PIW = buffers.lasting(pad_to(outputs, bindings.PANEL) // bindings.PANEL, inputs, bindings.PANEL, dtype=torch.float32)
+    panels_PIW = buffers.lasting(pages, pad_to(outputs, bindings.PANEL) // bindings.PANEL, inputs, bindings.PANEL, dtype=torch.float32)
     bindings.call("pack", panels_PIW.data_ptr(), weight_OI.data_ptr(), weight_OI.stride(0), outputs, inputs, torch.get_num_threads())
     return panels_PIW
 

@@ -8,6 +8,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from bloomery.models.memory import LargePages
 from bloomery.models.native import bindings, buffers
 from bloomery.models.pads import pad_to
 
@@ -23,12 +24,13 @@ def multiplies(*tensors: Tensor) -> bool:
     )
 
 
-def pack(weight_OI: Tensor) -> Tensor:
-    """A matrix of bfloat16 in the order in which tiles of it are multiplied [P, I / 32, 2, 16, 32], zeros behind the last output."""
+def pack(weight_OI: Tensor, pages: LargePages | None = None) -> Tensor:
+    """A matrix of bfloat16 in the order in which tiles of it are multiplied [P, I / 32, 2, 16, 32], zeros behind the last output; in `pages` where
+    there are some."""
     weight_OI = buffers.rows(weight_OI)
     outputs, inputs = weight_OI.shape
     shape = pad_to(outputs, bindings.PANEL) // bindings.PANEL, inputs // _TILE_STEP, 2, _TILE_STEP // 2, _TILE_STEP
-    panels = buffers.lasting(*shape, dtype=torch.bfloat16)
+    panels = buffers.lasting(pages, *shape, dtype=torch.bfloat16)
     bindings.call("half_pack", panels.data_ptr(), weight_OI.data_ptr(), weight_OI.stride(0), outputs, inputs, torch.get_num_threads())
     return panels
 
