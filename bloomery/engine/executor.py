@@ -297,7 +297,7 @@ class Executor:
 
     def _tidy(self) -> None:
         """Memory of the sampler that stands empty is given back after a while, or at once where it is lacking."""
-        if self._runs.lacks_memory:
+        if self._runs.waits_for_memory:
             self._sampler.shrink_cache()
         self._sampler.tidy()
 

@@ -54,8 +54,8 @@ class ProcessRuns(Protocol):
         ...
 
     @property
-    def lacks_memory(self) -> bool:
-        """Whether anybody waits for memory that others hold."""
+    def waits_for_memory(self) -> bool:
+        """Whether a run or an operation does, which others hold."""
         ...
 
     @property
@@ -140,9 +140,9 @@ class HeldRuns:
         return self._training.begun
 
     @property
-    def lacks_memory(self) -> bool:
-        """Whether a run or an operation waits for memory that others hold."""
-        return self._waits.anybody or self._training.lacks_memory
+    def waits_for_memory(self) -> bool:
+        """Whether a run or an operation does, which others hold."""
+        return self._waits.anybody or self._training.waits_for_memory
 
     @property
     def tokens_trained(self) -> int:
@@ -261,7 +261,7 @@ class NoRuns:
     executed: Mapping[str, int] = {}
     waiting = tokens_trained = 0
     next_turn_in_s = math.inf
-    begun = lacks_memory = False
+    begun = waits_for_memory = False
 
     def __init__(self, send: Send) -> None:
         self._send = send

@@ -56,8 +56,8 @@ class Training:
         return sum(run.waiting for run in self.runs.values())
 
     @property
-    def lacks_memory(self) -> bool:
-        """Whether an operation waits for memory that others hold."""
+    def waits_for_memory(self) -> bool:
+        """Whether an operation does, which others hold."""
         return self._waits.anybody
 
     @property

@@ -37,7 +37,7 @@ _TABLE_STEP: Final = KEY_PAD // BLOCK_PLACES
 _FIRST_BYTES: Final = 16 << 20
 """There are blocks for as much at first: where storage moves with their number, on a GPU, what was recorded is of no use then."""
 _KEEP_BYTES: Final = 64 << 20
-"""More idle storage than this is worth giving back."""
+"""Storage of so much more than twice what is kept is worth giving back."""
 
 
 class Storage(NamedTuple):
@@ -358,8 +358,12 @@ def _moved(old_NBKPE: Tensor, blocks: int, kept: slice | list[int]) -> Tensor:
     """Storage for so many blocks, of which the first are those that are kept."""
     layers, _, *shape = old_NBKPE.shape
     new_NBKPE = _zeros((layers, blocks, *shape), old_NBKPE)
-    own = old_NBKPE[:, kept]
-    new_NBKPE[:, : own.shape[1]] = own
+    if isinstance(kept, slice):
+        own = old_NBKPE[:, kept]
+        new_NBKPE[:, : own.shape[1]] = own
+    else:
+        # Without a copy between, which might find no memory.
+        torch.index_select(old_NBKPE, 1, torch.tensor(kept, device=old_NBKPE.device), out=new_NBKPE[:, : len(kept)])
     return new_NBKPE
 
 

@@ -59,7 +59,6 @@ class Sampler:
         form = Form() if form is None else form
         self._config, self._grammars = decoder.config, grammars
         packing = self._packing = Packing(source, decoder, in_place=alone) if form.packed else None
-        self._versions = Versions(packing or source, lambda: free_bytes(decoder.device), self.shrink_cache, limit_versions=versions_in_memory)
         self._limits = _with_states(limits or _limits(decoder), decoder)
         self._cache = KeyValueCache(
             decoder.config,
@@ -68,6 +67,7 @@ class Sampler:
             cache_tokens=self._limits.cache_tokens,
             kept_tokens=self._limits.kept_tokens,
         )
+        self._versions = Versions(packing or source, lambda: free_bytes(decoder.device), self._cache.shrink, limit_versions=versions_in_memory)
         self._runner = Runner(self._cache, form, packing.twin if packing is not None else _unpacked)
         self._arrivals, self._queues = Arrivals(self._versions), Queues(self._cache)
         self._stepper = Stepper(self._queues, self._cache, self._runner, self._limits, grammars, context=self._config.context)
@@ -75,7 +75,7 @@ class Sampler:
         """How often a name was given other weights."""
         self.paused: PauseMode | None = None
         self._idle_s = idle_s
-        self._tidy_s = time.monotonic() + idle_s
+        self._tidy_at_s = time.monotonic() + idle_s
         """When memory is given back, unless there is a step before."""
 
     @property
@@ -241,17 +241,17 @@ class Sampler:
 
     @property
     def tidy_in_s(self) -> float:
-        """Until `tidy` has something to look at."""
-        return max(0.0, self._tidy_s - time.monotonic())
+        """How long until `tidy` looks whether there is something to give back."""
+        return max(0.0, self._tidy_at_s - time.monotonic())
 
     def tidy(self) -> None:
         """Give back what stands empty, if there was no step for a while."""
         if self.tidy_in_s == 0:
             self.shrink_cache()
-            self._tidy_s = time.monotonic() + self._idle_s
+            self._tidy_at_s = time.monotonic() + self._idle_s
 
     def shrink_cache(self) -> None:
-        """Give back memory of the cache that stands empty, where nobody runs: somebody lacks it."""
+        """Give back memory of the cache that stands empty, where nobody runs, however lately somebody did."""
         self._cache.shrink()
 
     def rest(self) -> None:
@@ -264,10 +264,10 @@ class Sampler:
 
     def step(self) -> list[SamplerEvent]:
         """One step of everything that runs: one token at most of every sample, but of those whose drafts are right, or right again."""
-        self._tidy_s = time.monotonic() + self._idle_s
         self._receive()
         if self.paused != "keep":
             self._stepper.advance()
+        self._tidy_at_s = time.monotonic() + self._idle_s
         return self._queues.take_events()
 
     def fail_running(self, message: str) -> None:

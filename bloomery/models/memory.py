@@ -13,6 +13,7 @@ from bloomery.obs.machine import free_memory_bytes
 _LARGE_PAGE: Final = 2 << 20
 """Bytes of one, on the processors that we know of."""
 _STRETCH: Final = 32 * _LARGE_PAGE
+"""Bytes that are asked for at a time, and stay as long as anything that lies there does."""
 _ALIGNED: Final = 64
 """Bytes, as torch places its tensors."""
 
@@ -43,7 +44,7 @@ def large_pages(size_bytes: int) -> Tensor:
 
 
 class LargePages:
-    """Room in large pages for what comes and goes together: one thing behind the other, and memory is given back when nothing lies there any more.
+    """Room in large pages for what comes and goes together: one thing behind the other, in stretches that are given back when nothing lies there.
 
     So small things have large pages too, and all of them few mappings: a process may have 65,530.
     """

@@ -82,7 +82,7 @@ def test_a_run_waits_for_memory_while_others_train_and_is_opened_when_there_is_s
     stage.open("run-1", lora)
     assert stage.answers("run-1") == []
     assert 0 < stage.runs.next_turn_in_s <= 1
-    assert stage.runs.lacks_memory
+    assert stage.runs.waits_for_memory
     stage.free = ENOUGH
     assert stage.trains("run-2")
     assert stage.answers("run-1") == [], "looked again too soon"

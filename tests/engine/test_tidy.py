@@ -71,10 +71,9 @@ def test_it_is_given_back_when_nobody_has_sampled_for_a_while(tmp_path: Path) ->
 
 def test_it_stays_for_the_next_burst_but_where_somebody_lacks_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with running(tmp_path, idle_s=3600) as executor:
-        looked = executor._scrub
-        turns = [0]
-        monkeypatch.setattr(looked, "take_turn", lambda: turns.append(turns.pop() + 1))
-        wait_until(lambda: turns[0] > 0)
+        turns, tidy = [], executor._tidy
+        monkeypatch.setattr(executor, "_tidy", lambda: (tidy(), turns.append(None)))
+        wait_until(lambda: len(turns) > 0)
         assert empty_blocks(executor) > 0
-        monkeypatch.setattr(executor._runs, "lacks_memory", True, raising=False)
+        monkeypatch.setattr(executor._runs, "waits_for_memory", True, raising=False)
         wait_until(lambda: empty_blocks(executor) == 0)

@@ -8,6 +8,7 @@ from threading import Event
 import pytest
 import torch
 
+from bloomery.infer import cache
 from bloomery.infer.embedded import Deadlines, EmbeddedEngine
 from bloomery.infer.versions import UPDATES_IN_MEMORY, Model
 from bloomery.models import rests
@@ -414,3 +415,20 @@ async def test_a_commit_that_fails_can_be_made_again_and_is_not_changed_in_betwe
         await engine.unload_adapter("a0")
         after = await engine.commit("a16", "keep")
         assert (after.version, after.checksum == before.checksum) == ("new 16", False)
+
+
+async def test_memory_that_stands_empty_is_given_back_when_nobody_has_asked_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "_KEEP_BYTES", 0)
+    async with running(Disk()) as engine:
+        sampler, passes = engine._sampler, []
+        tidy, blocks = sampler.tidy, sampler._cache._blocks
+        first = ids(await answer(engine, ask("first", length=300)))
+        monkeypatch.setattr(sampler, "tidy", lambda: (tidy(), passes.append(None)))
+        await asyncio.sleep(0.2)
+        assert len(passes) < 100, "who has nothing to do waits"
+        assert blocks.capacity > len(blocks.held)
+        sampler._idle_s = 0.01
+        assert ids(await answer(engine, ask("again", length=300))) == first
+        while blocks.capacity > len(blocks.held):
+            await asyncio.sleep(0.01)
+        assert ids(await answer(engine, ask("after", length=300))) == first

@@ -1,6 +1,8 @@
 """The engine against the slow oracle: equal means equal bits, on the kernels of the machine that runs the tests."""
 
+import gc
 import math
+import weakref
 
 import numpy as np
 import pytest
@@ -381,6 +383,20 @@ def test_memory_that_stands_empty_is_given_back_after_a_while_and_not_between_bu
     engine.tidy()
     assert storage._blocks.capacity == len(storage._blocks.held) > 0
     assert generate(engine, asked)["r"].told == first
+
+
+def test_a_sampler_goes_with_the_last_who_looks_at_it(model):
+    engine = sampler(model)
+    generate(engine, request("r", prompt(30)))
+    gone = weakref.ref(engine._cache)
+    # What its steps left behind.
+    gc.collect()
+    gc.disable()
+    try:
+        del engine
+        assert gone() is None, "its memory would stay until somebody collects garbage"
+    finally:
+        gc.enable()
 
 
 def test_whoever_asks_to_forget_prompts_has_their_memory_at_once(model, monkeypatch):
