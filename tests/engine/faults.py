@@ -20,6 +20,7 @@ from bloomery.models.factors import Factors
 from bloomery.models.form import Form
 from bloomery.models.fused_adapter import FusedAdapter
 from bloomery.models.load import stored_tensors
+from bloomery.models.memory import LargePages
 from bloomery.models.tensor_bytes import Packed
 from bloomery.store.blobs import Blobs
 from bloomery.sync.chain.keys import NO_KEYS
@@ -199,8 +200,8 @@ def permuted_in_the_library(patch: Patch, world: World) -> None:
     reorder = packed.packed
     before = set(map(id, world.base.parameters()))
 
-    def flipped(weight: Tensor) -> Tensor:
-        return reorder(weight if id(weight) in before else weight.flip(0))
+    def flipped(weight: Tensor, *pages: LargePages) -> Tensor:
+        return reorder(weight if id(weight) in before else weight.flip(0), *pages)
 
     # The base is packed already when versions are.
     patch.setattr(packed, "packed", flipped)
