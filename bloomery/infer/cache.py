@@ -181,9 +181,9 @@ class KeyValueCache:
 
     def shrink(self) -> None:
         """Where no sample is there, give back what no sequence that is kept needs, if it is much."""
-        held = sorted(self._blocks.held)
-        if self.samples or (self._blocks.capacity - 2 * len(held)) * self._block_bytes <= _KEEP_BYTES:
+        if self.samples or (self._blocks.capacity - 2 * len(self._blocks.held)) * self._block_bytes <= _KEEP_BYTES:
             return
+        held = sorted(self._blocks.held)
         if not held:
             self._give_back()
             return

@@ -33,7 +33,7 @@ def large_pages(size_bytes: int) -> Tensor:
     try:
         pages = mmap.mmap(-1, size + _LARGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError) as error:
-        raise MemoryError(f"the system has no {size_bytes} bytes of memory for it") from error
+        raise MemoryError(f"the system gives no {size_bytes} bytes of memory") from error
     memory = torch.frombuffer(pages, dtype=torch.uint8)
     start = -memory.data_ptr() % _LARGE_PAGE
     if size and hasattr(mmap, "MADV_HUGEPAGE"):

@@ -67,6 +67,7 @@ def little_is_worth_giving_back(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_it_is_given_back_when_nobody_has_sampled_for_a_while(tmp_path: Path) -> None:
     with running(tmp_path, idle_s=0.01) as executor:
         wait_until(lambda: empty_blocks(executor) == 0)
+        assert executor._sampler._cache.kept, "what is kept of the prompt stays"
 
 
 def test_it_stays_for_the_next_burst_but_where_somebody_lacks_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
